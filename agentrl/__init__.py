@@ -1,0 +1,48 @@
+"""agentrl: reinforcement learning for LLM agents, inside their harness, tools and sandboxes.
+
+These are the names that a plugin author needs; everything else lives in its room.
+"""
+
+from agentrl.core.environment import Environment
+from agentrl.core.errors import AgentRLError, Blame, Ran
+from agentrl.core.protocols import Agent, AgentContext, Sandbox
+from agentrl.core.types import (
+    Attempt,
+    Demonstration,
+    ExecRequest,
+    ExecResult,
+    Failed,
+    Limits,
+    Message,
+    SandboxSpec,
+    Scored,
+    Stop,
+    Task,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+
+__all__ = [
+    "Agent",
+    "AgentContext",
+    "AgentRLError",
+    "Attempt",
+    "Blame",
+    "Demonstration",
+    "Environment",
+    "ExecRequest",
+    "ExecResult",
+    "Failed",
+    "Limits",
+    "Message",
+    "Ran",
+    "Sandbox",
+    "SandboxSpec",
+    "Scored",
+    "Stop",
+    "Task",
+    "Tool",
+    "ToolCall",
+    "ToolResult",
+]

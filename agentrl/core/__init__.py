@@ -1,0 +1,1 @@
+"""The vocabulary: types, protocols, errors, config, plugins, http, db, telemetry."""

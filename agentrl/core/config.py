@@ -1,0 +1,327 @@
+"""The configuration of a run: one tree, read from TOML, overridden on the command line as `section.key=value`.
+
+Read by `agentrl.cli` and `agentrl.launch`, which hand each room its own section. Invariant: a config that
+exists is one that can run; unknown keys are refused with the nearest key named.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from agentrl.core.errors import ConfigError
+from agentrl.core.types import Limits, Sampling
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class EnvConfig(Section):
+    name: str = "vault"
+    """Plugin name, or `package.module:Class`."""
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+
+
+class AgentConfig(Section):
+    name: str = "tool_loop"
+    options: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class TinyModelConfig(Section):
+    """Shape of the model that `agentrl model init` builds when no `model.path` is given."""
+
+    vocab_size: int = Field(640, gt=260)
+    hidden: int = Field(128, gt=0)
+    layers: int = Field(2, gt=0)
+    heads: int = Field(4, gt=0)
+    kv_heads: int = Field(2, gt=0)
+    context: int = Field(768, gt=0)
+    """Longest sequence, in tokens."""
+
+
+class ModelConfig(Section):
+    path: str = ""
+    """Folder of a Hugging Face causal LM; empty builds a tiny one from `tiny`."""
+    renderer: str = "qwen3"
+    """Renderer of the `renderers` package; `auto` resolves by the model's name."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tiny: TinyModelConfig = TinyModelConfig()
+
+
+class WarmStartConfig(Section):
+    """Supervised steps on the environment's demonstrations before any reinforcement learning."""
+
+    steps: int = Field(400, ge=0)
+    batch: int = Field(32, gt=0)
+    """Episodes a step."""
+    lr: float = Field(2e-3, gt=0)
+    noise: float = Field(0.3, ge=0, le=1)
+    """Share of bad moves in the demonstrations."""
+
+
+class EngineConfig(Section):
+    kind: Literal["embedded", "vllm"] = "embedded"
+    replicas: int = Field(1, gt=0)
+    urls: tuple[str, ...] = ()
+    """Base URLs of engines that run elsewhere; empty starts `replicas` embedded ones."""
+    max_rows: int = Field(128, gt=0)
+    """Sequences decoded together; more wait."""
+    cache_rows: int = Field(256, gt=0)
+    """Sequences whose KV is kept, running ones included."""
+    threads: int = Field(1, gt=0)
+    """CPU threads of one replica."""
+
+
+class GatewayConfig(Section):
+    url: str = ""
+    """Base URL of a gateway that runs elsewhere; empty starts one."""
+    max_attempts: int = Field(8, gt=0)
+    """Tries of one call over replicas before it fails."""
+    call_timeout_s: float = Field(120.0, gt=0)
+
+
+class SandboxConfig(Section):
+    backend: Literal["local", "docker", "kubernetes"] = "local"
+    url: str = ""
+    """Base URL of a controller that runs elsewhere; empty starts one."""
+    capacity: int = Field(512, gt=0)
+    """Live sandboxes; one more is refused with CAPACITY."""
+    require_isolation: bool = False
+    """Refuse to start where the kernel allows no namespaces, instead of warning."""
+
+
+class RewardConfig(Section):
+    url: str = ""
+    concurrency: int = Field(64, gt=0)
+    timeout_s: float = Field(30.0, gt=0)
+
+
+class RolloutConfig(Section):
+    form: Literal["sync", "one_step", "async"] = "async"
+    groups: int = Field(16, gt=0)
+    """B, the groups of one training step."""
+    group_size: int = Field(8, gt=1)
+    """G, the attempts at one task."""
+    max_lag: int = Field(2, ge=0)
+    """Largest lag, in policy versions, at which a sample may still be trained on. `sync` implies 0, `one_step` 1."""
+    concurrency: int = Field(128, gt=0)
+    """Episodes in flight."""
+    at_limit: Literal["wait", "drop"] = "wait"
+    min_scored: int = Field(2, gt=1)
+    """Scored attempts a group needs."""
+    reissues: int = Field(2, ge=0)
+    """New tries of an attempt that failed by `infra`."""
+    resample_flat: bool = True
+    """Replace groups whose rewards are all equal (DAPO), up to `flat_limit` for each group of a batch."""
+    flat_limit: int = Field(1, ge=0)
+    limits: Limits = Limits(turns=6, tokens=640, wall_s=60.0)
+    sampling: Sampling = Sampling(max_tokens=48)
+    no_progress_s: float = Field(180.0, gt=0)
+    """A run in which no episode ends for this long stops with NO_PROGRESS."""
+
+    @property
+    def lag_limit(self) -> int:
+        """The staleness limit that the form implies."""
+        return {"sync": 0, "one_step": 1, "async": self.max_lag}[self.form]
+
+
+class LossConfig(Section):
+    kind: Literal["ppo"] = "ppo"
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    dual_clip: float = Field(3.0, gt=1)
+    correction: Literal["token_tis", "none"] = "token_tis"
+    """How samples of older versions are weighted; `none` is refused when the lag limit is above 0."""
+    tis_cap: float = Field(2.0, gt=0)
+    proximal: Literal["recompute", "loglinear", "behavior"] = "recompute"
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+
+
+class TrainConfig(Section):
+    steps: int = Field(40, gt=0)
+    lr: float = Field(3e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    minibatches: int = Field(2, gt=0)
+    """Optimizer steps a training step."""
+    advantage: Literal["grpo", "rloo"] = "grpo"
+    loss: LossConfig = LossConfig()
+    pack_tokens: int = Field(8192, gt=0)
+    """Token budget of one packed forward pass."""
+    checkpoint_every: int = Field(1, gt=0)
+    """Steps between checkpoints."""
+    keep_checkpoints: int = Field(2, gt=0)
+    threads: int = Field(1, gt=0)
+
+
+class WeightsConfig(Section):
+    method: Literal["disk"] = "disk"
+    probe_tolerance: float = Field(1e-4, gt=0)
+    """Largest |logprob difference| between trainer and replica on the probe."""
+    keep: int = Field(3, gt=1)
+    """Published versions kept on disk."""
+    deadline_s: float = Field(120.0, gt=0)
+    """How long a version may take to reach at least one replica."""
+
+
+class EvalConfig(Section):
+    tasks: int = Field(128, ge=0)
+    """Held-out tasks; 0 skips the evaluations before and after."""
+    temperature: float = Field(1.0, ge=0)
+    every: int = Field(0, ge=0)
+    """Steps between evaluations while training; 0 for none."""
+
+
+class StoreConfig(Section):
+    url: str = ""
+    """SQLAlchemy URL (`postgresql+asyncpg://...`); empty means one SQLite file a room in the run's folder."""
+
+
+class LaunchConfig(Section):
+    kind: Literal["local"] = "local"
+    restarts: int = Field(20, ge=0)
+    """Restarts of one process before the run gives up."""
+    live: bool = True
+    """Show the live view when stdout is a terminal."""
+
+
+class TelemetryConfig(Section):
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    tensorboard: bool = True
+
+
+class RunConfig(Section):
+    name: str = "run"
+    dir: str = "runs"
+    """Folder that holds the run's folder."""
+    seed: int = 0
+    env: EnvConfig = EnvConfig()
+    agent: AgentConfig = AgentConfig()
+    model: ModelConfig = ModelConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
+    engine: EngineConfig = EngineConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    reward: RewardConfig = RewardConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    train: TrainConfig = TrainConfig()
+    weights: WeightsConfig = WeightsConfig()
+    eval: EvalConfig = EvalConfig()
+    store: StoreConfig = StoreConfig()
+    launch: LaunchConfig = LaunchConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _corrected(self) -> Self:
+        loss, lag = self.train.loss, self.rollout.lag_limit
+        if lag > 0 and (loss.correction == "none" or loss.proximal == "behavior"):
+            setting = (
+                "train.loss.correction = 'none'" if loss.correction == "none" else "train.loss.proximal = 'behavior'"
+            )
+            raise ValueError(
+                f"{setting} with a lag of up to {lag} (rollout.form = {self.rollout.form!r}) trains on samples of "
+                "older policies as if they were current: set train.loss.correction = 'token_tis' and "
+                "train.loss.proximal = 'recompute', or rollout.form = 'sync'"
+            )
+        if self.rollout.min_scored > self.rollout.group_size:
+            raise ValueError(
+                f"rollout.min_scored = {self.rollout.min_scored} exceeds rollout.group_size = "
+                f"{self.rollout.group_size}: no group would ever be ready"
+            )
+        return self
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.dir) / self.name
+
+
+def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a TOML file (None: all defaults), apply `section.key=value` overrides, validate. Raises ConfigError."""
+    tree: dict[str, Any] = {}
+    where = str(path) if path else "defaults"
+    if path is not None:
+        try:
+            tree = tomllib.loads(path.read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        _override(tree, override)
+    return parse_config(tree, where)
+
+
+def parse_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
+    """Validate a tree. ConfigError lists every problem, each with its dotted key."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        problems = [_problem(item["loc"], item["type"], item["msg"]) for item in error.errors()]
+        raise ConfigError(f"{where}: " + "; ".join(problems)) from None
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    key, equals, raw = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {text!r}: write section.key=value")
+    try:
+        value = tomllib.loads(f"v = {raw}")["v"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    *parents, leaf = key.strip().split(".")
+    for parent in parents:
+        child = tree.setdefault(parent, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {text!r}: {parent!r} is not a section")
+        tree = child
+    tree[leaf] = value
+
+
+def _problem(loc: tuple[int | str, ...], kind: str, message: str) -> str:
+    dotted = ".".join(str(part) for part in loc)
+    if kind != "extra_forbidden":
+        return f"{dotted}: {message}" if dotted else message.removeprefix("Value error, ")
+    known = known_keys()
+    near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
+    if not near:
+        last = str(loc[-1])
+        near = [key for key in known if key.split(".")[-1] in difflib.get_close_matches(last, [last], n=1)][:1]
+    return f"unknown key {dotted!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[str]:
+    """Every dotted key of the tree."""
+    keys: list[str] = []
+    for name, field in section.model_fields.items():
+        kinds = [field.annotation, *get_args(field.annotation)]
+        inner = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), None)
+        keys.append(prefix + name)
+        if inner is not None:
+            keys.extend(known_keys(inner, f"{prefix}{name}."))
+    return keys
+
+
+def dump_toml(config: RunConfig) -> str:
+    """The whole tree as TOML, defaults included; `load_config` reads it back to an equal config."""
+    lines: list[str] = []
+    _dump_table(json.loads(config.model_dump_json()), "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _dump_table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+    for key, value in table.items():
+        if not isinstance(value, dict) and value is not None:
+            lines.append(f"{key} = {json.dumps(value)}")
+    for key, value in table.items():
+        if isinstance(value, dict):
+            lines += ["", f"[{prefix}{key}]"]
+            _dump_table(value, f"{prefix}{key}.", lines)

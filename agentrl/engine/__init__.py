@@ -1,0 +1,1 @@
+"""The embedded engine, speaking vLLM's HTTP API, and the client for both."""

@@ -1,0 +1,1 @@
+"""The reward service: an error is not a zero."""

@@ -1,0 +1,1 @@
+"""Turns tasks into accepted groups of episodes."""

@@ -1,0 +1,1 @@
+"""Doubles that ship with the package: a scripted engine, an in-memory sandbox."""

@@ -1,0 +1,1 @@
+"""The decoupled-PPO trainer."""

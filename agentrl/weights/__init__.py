@@ -1,0 +1,1 @@
+"""Publishes policy versions and brings replicas to them, verified."""
