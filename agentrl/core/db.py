@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, event, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 T = TypeVar("T")
@@ -121,6 +121,9 @@ async def open_database(url: str, *, room: str, migrations: Path) -> Database:
 
 
 def _migrate(connection: Connection, room: str, migrations: Path) -> None:
+    if connection.dialect.name == "postgresql":
+        # Processes that start together would both create the tables; SQLite's write lock already serialises them.
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:room))"), {"room": room})
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "alembic"))
     config.set_main_option("version_locations", str(migrations / "versions"))
