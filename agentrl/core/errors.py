@@ -22,7 +22,8 @@
     ├── RolloutError           ROLLOUT              the rollout cannot go on
     │   └── NoProgress         NO_PROGRESS          nothing moved until the deadline; says what it waits for
     ├── TrainError             TRAIN                the trainer cannot take the step
-    └── WeightsError           WEIGHTS              weights do not match their manifest, or a replica refused them
+    ├── WeightsError           WEIGHTS              weights do not match their manifest, or a replica refused them
+    └── LaunchError            LAUNCH               a process of the run ended, or could not be started
 
 Each error says where, what was lost and what to do, and carries four facts that callers act on:
 `code` (stable word), `blame` (who caused it), `ran` (whether the side effect happened) and `retryable`.
@@ -201,6 +202,11 @@ class TrainError(AgentRLError):
 class WeightsError(AgentRLError):
     code = "WEIGHTS"
     ran, retryable = Ran.NO, True
+
+
+class LaunchError(AgentRLError):
+    code = "LAUNCH"
+    ran = Ran.NO
 
 
 def error_classes() -> dict[str, type[AgentRLError]]:

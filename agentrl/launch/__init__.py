@@ -1,1 +1,1 @@
-"""Wires the rooms into processes."""
+"""Runs the processes of a run on one machine: the run's folder, its endpoints, the child processes, the supervisor."""
