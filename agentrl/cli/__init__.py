@@ -1,1 +1,1 @@
-"""The agentrl command."""
+"""The command line, one file a command group; `main` is the entry point."""

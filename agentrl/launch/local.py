@@ -93,11 +93,14 @@ class Supervisor:
         """Wait for `tasks`; a failure of any role, among them or not, is raised at once."""
         waiting = set(tasks)
         while waiting:
-            watched = waiting | {keeper for keeper in self._keepers.values() if not keeper.done()}
-            done, _ = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-            waiting -= done
-            for task in done:
-                task.result()
+            keepers = set(self._keepers.values())
+            for task in keepers | waiting:
+                if task.done():
+                    task.result()
+            waiting = {task for task in waiting if not task.done()}
+            running = {keeper for keeper in keepers if not keeper.done()}
+            if waiting:
+                await asyncio.wait(waiting | running, return_when=asyncio.FIRST_COMPLETED)
 
     async def _keep(self, role: Role, *, ends: bool) -> None:
         """Run one role; returns when it ended well, raises LaunchError when it cannot go on."""

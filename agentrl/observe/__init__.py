@@ -1,1 +1,1 @@
-"""What a person sees of a run: live view, tables, pictures."""
+"""Shows people what a run does and did: the live view, the summary, the learning curve, transcripts."""
