@@ -52,7 +52,7 @@ def test_facts_and_conversation_are_there() -> None:
 def test_a_failure_is_shown_as_one_and_not_as_a_reward() -> None:
     page = transcript(episode(Failed(code="SANDBOX_LOST", detail="node went | away")))
     assert "failed: SANDBOX_LOST (blame infra): node went \\| away" in page
-    assert "reward 0" not in page
+    assert "| Result | reward" not in page
 
 
 def test_backticks_in_content_cannot_close_the_fence() -> None:
