@@ -143,6 +143,8 @@ class LossConfig(Section):
     tis_cap: float = Field(2.0, gt=0)
     proximal: Literal["recompute", "loglinear", "behavior"] = "recompute"
     aggregation: Literal["token", "sequence", "constant"] = "token"
+    constant_tokens: int = Field(256, gt=0)
+    """L_max, by which `aggregation = "constant"` divides each session's loss."""
 
 
 class TrainConfig(Section):
