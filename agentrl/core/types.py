@@ -266,7 +266,10 @@ class Attempt(Value):
 
     stop: Stop
     turns: int
+    """Model calls that the agent counted; 0 from an agent whose calls only the gateway sees."""
     transcript: tuple[Message, ...]
+    detail: str = ""
+    """Evidence of how it ended, e.g. a program's exit status and the end of its stderr."""
 
 
 class ScoreRequest(Value):
