@@ -3,8 +3,8 @@
 These are the names that a plugin author needs; everything else lives in its room.
 """
 
-from agentrl.core.environment import Environment
-from agentrl.core.errors import AgentRLError, Blame, Ran
+from agentrl.core.environment import Environment, Split
+from agentrl.core.errors import AgentRLError, Blame, Ran, SandboxFileError
 from agentrl.core.protocols import Agent, AgentContext, Sandbox
 from agentrl.core.types import (
     Attempt,
@@ -38,8 +38,10 @@ __all__ = [
     "Message",
     "Ran",
     "Sandbox",
+    "SandboxFileError",
     "SandboxSpec",
     "Scored",
+    "Split",
     "Stop",
     "Task",
     "Tool",

@@ -17,7 +17,7 @@ from agentrl.agents.chat import message_from_wire, message_to_wire, tool_to_wire
 from agentrl.core.errors import AgentRLError, ContextOverflow, GatewayError, Ran, ServiceUnavailable, from_envelope
 from agentrl.core.http import http_client
 from agentrl.core.protocols import AgentContext
-from agentrl.core.types import Attempt, Message, Stop, ToolCall, ToolResult
+from agentrl.core.types import Attempt, Message, Stop
 
 
 class ToolLoop:
@@ -50,7 +50,7 @@ class ToolLoop:
             if not reply.tool_calls:
                 return ended(Stop.ANSWERED, turn)
             for call in reply.tool_calls:
-                result = await _carry_out(context, call)
+                result = await context.environment.call_tool(context.task, call, context.sandbox)
                 transcript.append(Message(role="tool", content=result.content, tool_call_id=call.id))
                 if result.done:
                     return ended(Stop.DONE, turn)
@@ -80,15 +80,6 @@ class ToolLoop:
         if not completion.choices:
             raise GatewayError(f"{context.base_url}: a completion without choices")
         return completion.choices[0]
-
-
-async def _carry_out(context: AgentContext, call: ToolCall) -> ToolResult:
-    names = [tool.name for tool in context.environment.tools]
-    if call.name not in names:
-        return ToolResult(content=f"error: no tool {call.name!r}, only {', '.join(names)}")
-    if call.arguments is None:
-        return ToolResult(content="error: the arguments are not a JSON object")
-    return await context.environment.act(context.task, call, context.sandbox)
 
 
 def _typed(error: openai.APIStatusError) -> AgentRLError:

@@ -57,8 +57,20 @@ class Environment(ABC):
         return None
 
     async def act(self, task: Task, call: ToolCall, sandbox: Sandbox | None) -> ToolResult:
-        """Carry out one tool call. What the model did wrong is a ToolResult; raise only for bugs and infra."""
+        """Carry out one call of a tool in `tools`, with an object as arguments.
+
+        What the model did wrong is a ToolResult; raise only for bugs and infra.
+        """
         raise NotImplementedError(f"{type(self).__name__} lists tools but does not implement act()")
+
+    async def call_tool(self, task: Task, call: ToolCall, sandbox: Sandbox | None) -> ToolResult:
+        """What agents call: `act`, unless the call names no tool or its arguments are no object."""
+        names = [tool.name for tool in self.tools]
+        if call.name not in names:
+            return ToolResult(content=f"error: no tool {call.name!r}, only {', '.join(names) or 'text answers'}")
+        if call.arguments is None:
+            return ToolResult(content="error: the arguments are not a JSON object")
+        return await self.act(task, call, sandbox)
 
     def price(self, failure: Failed, task: Task) -> Scored | None:
         """Turn an `agent`-blamed failure into a score, or None to leave the attempt out of training."""

@@ -12,17 +12,18 @@ import random
 import zlib
 from collections.abc import Iterator, Sequence
 
-from agentrl.core.environment import Environment, Split
-from agentrl.core.errors import SandboxFileError
-from agentrl.core.protocols import Sandbox
-from agentrl.core.types import (
+from agentrl import (
     Attempt,
     Demonstration,
+    Environment,
     ExecRequest,
     Failed,
     Message,
+    Sandbox,
+    SandboxFileError,
     SandboxSpec,
     Scored,
+    Split,
     Task,
     Tool,
     ToolCall,
@@ -68,8 +69,8 @@ class Vault(Environment):
     async def act(self, task: Task, call: ToolCall, sandbox: Sandbox | None) -> ToolResult:
         assert sandbox is not None
         command = (call.arguments or {}).get("command")
-        if call.name != "bash" or not isinstance(command, str) or "\0" in command:
-            return ToolResult(content="error: call bash with a command")
+        if not isinstance(command, str) or "\0" in command:
+            return ToolResult(content="error: the command is no text")
         argv = ("sh", "-c", PRELUDE + command)
         result = await sandbox.exec(ExecRequest(argv=argv, timeout_s=5.0, cap_bytes=512))
         output = (result.stdout + result.stderr).decode(errors="replace").strip()
