@@ -76,6 +76,8 @@ class EngineConfig(Section):
     """Sequences decoded together; more wait."""
     cache_rows: int = Field(256, gt=0)
     """Sequences whose KV is kept, running ones included."""
+    context: int = Field(0, ge=0)
+    """Longest prompt + completion, in tokens; 0 means what the model allows. KV memory grows with rows x context."""
     threads: int = Field(1, gt=0)
     """CPU threads of one replica."""
 

@@ -12,8 +12,8 @@ import hmac
 import json as jsonlib
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
 import httpx
@@ -194,23 +194,32 @@ class Service:
         timeout_s: float | None = None,
     ) -> httpx.Response:
         """One request; any status from 400 up raises the error in the envelope."""
+        where = f"{method} {self.base_url}{path}"
         sent = dict(headers or {})
         if json is not None:
             content = json.model_dump_json().encode() if isinstance(json, BaseModel) else _dump(json)
             sent["content-type"] = "application/json"
-        try:
+        with _connection_errors(where):
             response = await self._client.request(
                 method, path, content=content, params=params, headers=sent,
                 timeout=httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s,
             )  # fmt: skip
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise ServiceUnavailable(f"{method} {self.base_url}{path}: cannot connect: {error}", ran=Ran.NO) from error
-        except httpx.HTTPError as error:
-            what = f"{type(error).__name__}: {error}"
-            raise ServiceUnavailable(f"{method} {self.base_url}{path}: no answer: {what}", ran=Ran.MAYBE) from error
         if response.status_code >= 400:
-            raise _error_of(response, f"{method} {self.base_url}{path}: HTTP {response.status_code}")
+            raise _error_of(response, f"{where}: HTTP {response.status_code}")
         return response
+
+    @asynccontextmanager
+    async def stream(
+        self, method: str, path: str, *, content: bytes, headers: Mapping[str, str]
+    ) -> AsyncIterator[AsyncIterator[str]]:
+        """One request whose answer is read line by line as it arrives; leaving the block closes the connection."""
+        where = f"{method} {self.base_url}{path}"
+        with _connection_errors(where):
+            async with self._client.stream(method, path, content=content, headers=dict(headers)) as response:
+                if response.status_code >= 400:
+                    await response.aread()
+                    raise _error_of(response, f"{where}: HTTP {response.status_code}")
+                yield response.aiter_lines()
 
     async def healthy(self) -> bool:
         """Whether /readyz answers 200 within two seconds."""
@@ -228,9 +237,21 @@ def _dump(body: Mapping[str, Any]) -> bytes:
     return jsonlib.dumps(body, separators=(",", ":")).encode()
 
 
+@contextmanager
+def _connection_errors(where: str) -> Iterator[None]:
+    try:
+        yield
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise ServiceUnavailable(f"{where}: cannot connect: {error}", ran=Ran.NO) from error
+    except httpx.HTTPError as error:
+        raise ServiceUnavailable(f"{where}: no answer: {type(error).__name__}: {error}", ran=Ran.MAYBE) from error
+
+
 def _error_of(response: httpx.Response, fallback: str) -> AgentRLError:
     try:
         body = response.json()
     except ValueError:
-        return AgentRLError(f"{fallback}: {response.text[:200]}")
-    return from_envelope(body if isinstance(body, dict) else {}, f"{fallback}: {response.text[:200]}")
+        body = {}
+    error = from_envelope(body if isinstance(body, dict) else {}, f"{fallback}: {response.text[:200]}")
+    error.detail.setdefault("http_status", response.status_code)
+    return error

@@ -54,6 +54,16 @@ class EngineStatus:
     """Longest prompt + completion, in tokens."""
 
 
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New tokens of a streamed call; the deltas' tokens in order are those of its completion."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    completion: Completion | None = None
+    """On the last delta only: what `generate` would have returned."""
+
+
 class Engine(Protocol):
     """A client of one replica that speaks vLLM's HTTP API. Raises EngineError, ContextOverflow, ServiceUnavailable."""
 
@@ -64,13 +74,8 @@ class Engine(Protocol):
         """Sample one completion. Cancelling the call aborts it on the engine."""
         ...
 
-    def stream(self, request: GenerateRequest) -> AsyncIterator[Completion]:
-        """Yield deltas: each Completion holds only the new tokens; version runs are relative to the delta.
-
-        Deltas before the last carry finish_reason "length" as a placeholder and must be ignored there;
-        version runs of deltas before the last are provisional, and the last delta's `versions`
-        covers only its own tokens; the whole call's runs come from `stream_versions` of the last one.
-        """
+    def stream(self, request: GenerateRequest) -> AsyncIterator[Delta]:
+        """Yield new tokens as they are sampled; the last delta carries the whole call. Closing it aborts the call."""
         ...
 
     async def abort(self, request_ids: Sequence[str]) -> None: ...
