@@ -1,1 +1,1 @@
-"""Turns tasks into accepted groups of episodes."""
+"""Tasks in, accepted groups out: dispatch, episodes, acceptance, the durable buffer, evaluation and audit."""

@@ -1,0 +1,1 @@
+"""Alembic revisions of the rollout room's tables."""

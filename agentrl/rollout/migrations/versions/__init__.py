@@ -1,0 +1,1 @@
+"""One module a revision; `agentrl.core.db.open_database` applies them in order."""
