@@ -38,11 +38,6 @@ class RunFolder:
         return self.path / "status.json"
 
     @property
-    def phases(self) -> Path:
-        """One JSON line for each phase that began: name and time."""
-        return self.path / "phases.jsonl"
-
-    @property
     def model(self) -> Path:
         """The initial model and its tokenizer, Hugging Face format."""
         return self.path / "model"

@@ -42,7 +42,7 @@ class RunStatus(Value):
         if self.state != "running":
             return False
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.pid_born) < 1.0
+            return bool(abs(psutil.Process(self.pid).create_time() - self.pid_born) < 1.0)
         except psutil.NoSuchProcess:
             return False
 

@@ -1,0 +1,71 @@
+"""A training run on this machine, from its folder to its last process. Used by `agentrl train`.
+
+Invariant: the folder's status says what became of the launch, and no process or sandbox of it is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from agentrl.core.config import RunConfig
+from agentrl.core.errors import AgentRLError
+from agentrl.launch.endpoints import Endpoints
+from agentrl.launch.layout import RunFolder
+from agentrl.launch.local import Supervisor, Watcher
+from agentrl.launch.plan import child, services
+from agentrl.launch.status import RunStatus
+from sandbox.client import SandboxClient
+
+log = logging.getLogger(__name__)
+
+
+class PhaseWatcher(Watcher, Protocol):
+    def phase(self, name: str) -> None:
+        """The launch enters the phase `warm_start` or `services`; later ones are the rollout's to tell."""
+        ...
+
+
+async def train(folder: RunFolder, config: RunConfig, endpoints: Endpoints, watcher: PhaseWatcher) -> None:
+    """Run to the last evaluation. Raises LaunchError with the traceback of the process that failed."""
+    async with Supervisor(folder.logs, restarts=config.launch.restarts, watcher=watcher) as supervisor:
+        if not folder.warm.exists():
+            watcher.phase("warm_start")
+            await supervisor.finish([child("warm_start", folder, threads=config.train.threads)])
+        watcher.phase("services")
+        supervisor.before_stop(lambda: close_sandboxes(endpoints, config.name))
+        await supervisor.start(services(folder, config, endpoints))
+        trainer = child("trainer", folder, threads=config.train.threads)
+        await supervisor.finish([trainer, child("rollout", folder)])
+
+
+async def close_sandboxes(endpoints: Endpoints, owner: str) -> None:
+    """Close what episodes left behind; a controller that is gone lets its leases do that."""
+    sandboxes = SandboxClient(endpoints.url("sandbox"), token=endpoints.token)
+    try:
+        for view in await sandboxes.list(owner=owner):
+            await (await sandboxes.get(view.id)).close()
+    except AgentRLError as error:
+        log.warning("sandboxes of %s were not closed, their leases will end them: %s", owner, error)
+    finally:
+        await sandboxes.close()
+
+
+@asynccontextmanager
+async def recorded(folder: RunFolder) -> AsyncIterator[None]:
+    """Keep the folder's status up to date around the launch."""
+    status = RunStatus.begin()
+    status.write(folder.status)
+    try:
+        yield
+    except asyncio.CancelledError:
+        status.ended("stopped").write(folder.status)
+        raise
+    except Exception as error:
+        what = f"{error.code}: {error.message}" if isinstance(error, AgentRLError) else repr(error)
+        status.ended("failed", what).write(folder.status)
+        raise
+    status.ended("done").write(folder.status)
