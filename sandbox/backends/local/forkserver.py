@@ -1,0 +1,367 @@
+"""The process whose forks are sandboxes: `python -m sandbox.backends.local.forkserver FOLDER IDLE_S`.
+
+Started by the local backend, in a session of its own, so that it and its sandboxes outlive a controller that is
+killed; the next controller connects again. Invariants: no sandbox outlives the fork server (it is the init of a
+pid namespace around them all), and it ends by itself when nobody calls and nothing runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from sandbox.backends.local import isolation
+from sandbox.backends.local import kernel as k
+from sandbox.runtime.processes import descendants, kill_all, processes, set_subreaper
+from sandbox.runtime.sandboxd import LEASE_ENDED, Config, Daemon
+
+SOCKET, LOCK = "forkserver.sock", "forkserver.lock"
+UIDS = 50_000
+KEPT_CAUSES = 10_000
+
+
+class Child:
+    """One sandbox's first process."""
+
+    def __init__(self, name: str, pid: int, uid: int, status_fd: int, created: Callable[[str], None]) -> None:
+        self.name, self.pid, self.uid, self.status_fd = name, pid, uid, status_fd
+        self.created = created
+        """Called once with "" when the sandbox serves, or with what went wrong."""
+        self.error = b""
+        self.destroyed: list[Callable[[], None]] = []
+        """Called when it is gone; not empty means that somebody asked for it."""
+
+
+class Peer:
+    """A connected controller: JSON lines both ways."""
+
+    def __init__(self, server: ForkServer, sock: socket.socket) -> None:
+        self.server, self.sock = server, sock
+        self._inbox = bytearray()
+        server.watch(sock.fileno(), self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = self.sock.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            self.server.disconnected(self)
+            return
+        self._inbox += data
+        *lines, rest = self._inbox.split(b"\n")
+        self._inbox = rest
+        for line in lines:
+            self.server.handle(self, json.loads(line))
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        # Blocking is right here: messages are short, and a controller that does not read is dead.
+        with contextlib.suppress(OSError):
+            self.sock.sendall(json.dumps(message).encode() + b"\n")
+
+
+class ForkServer:
+    """The event loop: creates, destroys, lists, and reports sandboxes that ended by themselves."""
+
+    def __init__(self, folder: str, *, why_not: str, idle_s: float) -> None:
+        self.folder, self.why_not, self.idle_s = folder, why_not, idle_s
+        self._children: dict[str, Child] = {}
+        self._by_pid: dict[int, Child] = {}
+        self._ended: dict[str, str] = {}
+        self._peers: set[Peer] = set()
+        self._last_contact = time.monotonic()
+        self._next_uid = 0
+        self._selector = selectors.DefaultSelector()
+        self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._listener = bind(SOCKET)
+        self._wake, wake = os.pipe()
+        for fd in (self._wake, wake):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, lambda *_: self.shutdown())
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self.watch(self._wake, self._reap)
+        self.watch(self._listener.fileno(), self._accept)
+
+    def watch(self, fd: int, call: Callable[[], None]) -> None:
+        self._selector.register(fd, selectors.EVENT_READ, call)
+
+    def serve(self) -> NoReturn:
+        gc.collect()
+        gc.freeze()
+        while True:
+            idle = not self._peers and not self._children
+            if idle and time.monotonic() - self._last_contact > self.idle_s:
+                self.shutdown()
+            for key, _ in self._selector.select(self.idle_s if not idle else min(1.0, self.idle_s)):
+                if key.fd in self._selector.get_map():
+                    key.data()
+
+    def shutdown(self) -> NoReturn:
+        """End, and with us every sandbox."""
+        me = os.getpid()
+        kill_all(lambda: descendants({me}, self._visible()) - {me})
+        for name in list(self._children):
+            self._remove_traces(name)
+        os.unlink(SOCKET)
+        os._exit(0)
+
+    def _visible(self) -> dict[int, tuple[int, float]]:
+        """Processes below us by parent. As a namespace's init there is no need to look: the kernel kills them."""
+        return processes() if self.why_not else {}
+
+    # --- controllers ---------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        sock, _ = self._listener.accept()
+        self._peers.add(Peer(self, sock))
+
+    def disconnected(self, peer: Peer) -> None:
+        self._selector.unregister(peer.sock.fileno())
+        peer.sock.close()
+        self._peers.discard(peer)
+        self._last_contact = time.monotonic()
+
+    def handle(self, peer: Peer, message: Mapping[str, Any]) -> None:
+        seq, name = message["seq"], message.get("id", "")
+        match message["op"]:
+            case "create":
+                self.create(name, message["spec"], lambda error: peer.send({"seq": seq, "error": error}))
+            case "destroy":
+                self.destroy(name, lambda: peer.send({"seq": seq}))
+            case "list":
+                peer.send({"seq": seq, "live": list(self._children), "ended": self._ended, "why_not": self.why_not})
+            case "shutdown":
+                peer.send({"seq": seq})
+                self.shutdown()
+            case unknown:
+                peer.send({"seq": seq, "error": f"unknown operation {unknown!r}"})
+
+    # --- sandboxes -----------------------------------------------------------------------------
+
+    def create(self, name: str, spec: Mapping[str, Any], created: Callable[[str], None]) -> None:
+        if name in self._children:
+            created(f"sandbox {name} exists already")
+            return
+        try:
+            listener = bind(f"{name}.sock")
+            status_read, status_write = os.pipe()
+            uid = self._free_uid()
+            pid = self._fork()
+        except OSError as error:
+            created(f"fork server: {error}")
+            return
+        if pid == 0:
+            self._become(name, spec, uid, listener, status_write)
+        listener.close()
+        os.close(status_write)
+        child = self._children[name] = self._by_pid[pid] = Child(name, pid, uid, status_read, created)
+        self.watch(status_read, lambda: self._status(child))
+
+    def _fork(self) -> int:
+        """Fork; the child is the init of a new pid namespace where namespaces are allowed."""
+        if self.why_not:
+            return os.fork()
+        k.unshare(k.CLONE_NEWPID)
+        try:
+            pid = os.fork()
+        except OSError:
+            k.setns(self._pid_namespace, k.CLONE_NEWPID)
+            raise
+        if pid:
+            k.setns(self._pid_namespace, k.CLONE_NEWPID)
+        return pid
+
+    def _free_uid(self) -> int:
+        taken = {child.uid for child in self._children.values()}
+        while True:
+            self._next_uid = (self._next_uid + 1) % UIDS
+            if isolation.FIRST_UID + self._next_uid not in taken:
+                return isolation.FIRST_UID + self._next_uid
+
+    def _become(self, name: str, spec: Mapping[str, Any], uid: int, listener: socket.socket, status: int) -> NoReturn:
+        """In the child: set up, report, serve. Never returns into the fork server's loop."""
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.setsid()
+            kept = sorted((listener.fileno(), status))
+            os.closerange(3, kept[0])
+            os.closerange(kept[0] + 1, kept[1])
+            os.closerange(kept[1] + 1, 1 << 20)
+            daemon = self._isolated(name, spec, uid, listener) if not self.why_not else self._bare(name, spec, listener)
+            daemon.write_files(spec["files"])
+            os.write(status, b"ok")
+            os.close(status)
+            daemon.serve()
+        except BaseException as error:
+            with contextlib.suppress(OSError):
+                os.write(status, f"{type(error).__name__}: {error}"[:4000].encode())
+            os._exit(70)
+
+    def _isolated(self, name: str, spec: Mapping[str, Any], uid: int, listener: socket.socket) -> Daemon:
+        owner = isolation.enter(f"{self.folder}/root", f"{self.folder}/mnt", name, uid, spec)
+        daemon = Daemon(Config(spec["workdir"], spec["ttl_s"], _environment(spec, spec["workdir"])), listener)
+        limits = spec["limits"]
+        isolation.limit_resources(limits["memory_mb"], limits["pids"] if owner else None)
+        isolation.drop_privileges(owner)
+        return daemon
+
+    def _bare(self, name: str, spec: Mapping[str, Any], listener: socket.socket) -> Daemon:
+        home, scratch = f"{self.folder}/{name}/work", f"{self.folder}/{name}/tmp"
+        os.makedirs(home)
+        os.makedirs(scratch)
+        env = {**_environment(spec, home), "TMPDIR": scratch}
+        isolation.limit_resources(spec["limits"]["memory_mb"], None)
+        return Daemon(Config(spec["workdir"], spec["ttl_s"], env, home=home, scratch=scratch), listener)
+
+    def destroy(self, name: str, destroyed: Callable[[], None]) -> None:
+        self._ended.pop(name, None)
+        child = self._children.get(name)
+        if child is None:
+            destroyed()
+            return
+        child.destroyed.append(destroyed)
+        if self.why_not:
+            kill_all(lambda: descendants({child.pid}, table := processes()) & set(table))
+        else:
+            os.kill(child.pid, signal.SIGKILL)
+
+    # --- what children tell --------------------------------------------------------------------
+
+    def _status(self, child: Child) -> None:
+        data = os.read(child.status_fd, 4096)
+        if data and data != b"ok":
+            child.error += data
+            return
+        self._selector.unregister(child.status_fd)
+        os.close(child.status_fd)
+        child.status_fd = -1
+        if data:
+            child.created("")
+            child.created = lambda _: None
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake, 512)
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self._by_pid.pop(pid, None)
+            if child is not None:
+                self._gone(child, status)
+
+    def _gone(self, child: Child, status: int) -> None:
+        del self._children[child.name]
+        while child.status_fd >= 0:
+            self._status(child)
+        if self.why_not:
+            me, known = os.getpid(), set(self._by_pid)
+            kill_all(lambda: {pid for pid, (parent, _) in processes().items() if parent == me} - known)
+        self._remove_traces(child.name)
+        cause = child.error.decode(errors="replace") or cause_of(status)
+        child.created(cause)
+        for destroyed in child.destroyed:
+            destroyed()
+        if not child.destroyed and not child.error:
+            self._ended[child.name] = cause
+            while len(self._ended) > KEPT_CAUSES:
+                del self._ended[next(iter(self._ended))]
+            for peer in self._peers:
+                peer.send({"ended": child.name, "cause": cause})
+
+    def _remove_traces(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{name}.sock")
+        if self.why_not:
+            shutil.rmtree(name, ignore_errors=True)
+
+
+def bind(path: str) -> socket.socket:
+    """Listen on a relative path: the folder's own may be longer than a socket address can be."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    return listener
+
+
+def cause_of(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return f"sandboxd was killed by signal {os.WTERMSIG(status)}"
+    code = os.WEXITSTATUS(status)
+    return "the lease ended without renewal" if code == LEASE_ENDED else f"sandboxd exited with code {code}"
+
+
+def _environment(spec: Mapping[str, Any], home: str) -> dict[str, str]:
+    path = f"{os.path.realpath(sys.base_prefix)}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    return {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "USER": "agent", **spec["env"]}
+
+
+def probe(folder: str) -> str:
+    """Why this kernel gives us no sandbox namespaces; "" when it does. Tried out in a child."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            isolation.claim_namespaces()
+            isolation.build_template(f"{folder}/root")
+            inner = os.fork()
+            if inner == 0:
+                limits = {"disk_mb": 1}
+                isolation.enter(f"{folder}/root", f"{folder}/mnt", "probe", 0, {"limits": limits, "workdir": "/work"})
+                os._exit(0)
+            _, status = os.waitpid(inner, 0)
+            os._exit(0 if status == 0 else 1)
+        except BaseException as error:
+            os.write(write, str(error).encode())
+            os._exit(1)
+    os.close(write)
+    _, status = os.waitpid(pid, 0)
+    with open(read, "rb") as pipe:
+        why = pipe.read().decode()
+    return "" if status == 0 else why or "a namespace could be made but not entered"
+
+
+def main() -> None:
+    """Claim namespaces, become a daemon, and return in the parent once it listens."""
+    folder, idle_s = os.path.realpath(sys.argv[1]), float(sys.argv[2])
+    os.chdir(folder)
+    os.makedirs("mnt", exist_ok=True)
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    why_not = probe(folder)
+    if not why_not:
+        isolation.claim_namespaces()
+        isolation.build_template(f"{folder}/root")
+    read, write = os.pipe()
+    if os.fork() > 0:
+        os.close(write)
+        os._exit(0 if os.read(read, 1) else 1)
+    os.close(read)
+    set_subreaper()
+    server = ForkServer(folder, why_not=why_not, idle_s=idle_s)
+    os.write(write, b"1")
+    os.close(write)
+    server.serve()
+
+
+if __name__ == "__main__":
+    main()

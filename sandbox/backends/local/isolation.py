@@ -1,0 +1,145 @@
+"""What a local sandbox sees: its own namespaces, a read-only root, a private workdir and /tmp. Called by `forkserver`.
+
+Invariant: nothing of the host is visible but the listed read-only folders; the host's homes, runtime folders and
+the controller's state are not among them. After `drop_privileges` it holds no capability.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from sandbox.backends.local import kernel as k
+
+VISIBLE = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
+"""Folders of the host's root that a sandbox may read."""
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
+NAMESPACES = k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS
+FIRST_UID = 200_000
+"""Sandbox number n runs as uid FIRST_UID + n, so that its process limit and its files are its own."""
+MIN_DATA = 64 << 20
+"""Bytes of data that the runtime itself needs; a smaller memory limit is raised to it."""
+SIOCSIFFLAGS, IFF_UP = 0x8914, 1
+
+
+def claim_namespaces() -> None:
+    """Put the caller's children into a pid namespace of its own, with mounts that no longer reach the host."""
+    flags = k.CLONE_NEWPID | k.CLONE_NEWNS
+    if os.geteuid() == 0:
+        k.unshare(flags)
+    else:
+        uid, gid = os.getuid(), os.getgid()
+        k.unshare(flags | k.CLONE_NEWUSER)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+    k.mount("none", "/", flags=k.MS_REC | k.MS_PRIVATE)
+
+
+def build_template(folder: str) -> None:
+    """Mount the read-only part of every sandbox once under `folder`; sandboxes bind from it."""
+    os.makedirs(folder, exist_ok=True)
+    k.mount("tmpfs", folder, "tmpfs", k.MS_NOSUID, "mode=755,size=1m")
+    for name in VISIBLE:
+        source = f"/{name}"
+        if os.path.islink(source):
+            os.symlink(os.readlink(source), f"{folder}/{name}")
+        elif os.path.isdir(source):
+            _bind_read_only(source, f"{folder}/{name}")
+    prefix = os.path.realpath(sys.base_prefix)
+    if prefix.split("/")[1] not in VISIBLE:
+        _bind_read_only(prefix, folder + prefix)
+    os.mkdir(f"{folder}/dev")
+    for name in DEVICES:
+        _device(f"/dev/{name}", f"{folder}/dev/{name}")
+    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
+        os.symlink(target, f"{folder}/dev/{name}")
+    os.symlink("/tmp", f"{folder}/dev/shm")
+
+
+def _bind_read_only(source: str, target: str) -> None:
+    os.makedirs(target, exist_ok=True)
+    k.mount(source, target, flags=k.MS_BIND)
+    k.mount("none", target, flags=k.MS_REMOUNT | k.MS_BIND | k.MS_RDONLY | k.MS_NOSUID | k.MS_NODEV)
+
+
+def _device(source: str, target: str) -> None:
+    try:
+        os.mknod(target, 0o666 | stat.S_IFCHR, os.stat(source).st_rdev)
+        os.chmod(target, 0o666)
+    except PermissionError:
+        # A user namespace may not make devices, but it may show the host's.
+        os.close(os.open(target, os.O_CREAT))
+        k.mount(source, target, flags=k.MS_BIND)
+
+
+def enter(template: str, mount_point: str, name: str, uid: int, spec: Mapping[str, Any]) -> int:
+    """Turn the calling process, the first of a new pid namespace, into a sandbox's init; returns its uid to be."""
+    k.unshare(NAMESPACES)
+    socket.sethostname(name)
+    _loopback_up()
+    limits, workdir = spec["limits"], spec["workdir"]
+    owner = uid if os.geteuid() == 0 and _maps_many() else 0
+    k.mount("tmpfs", mount_point, "tmpfs", k.MS_NOSUID | k.MS_NODEV, f"mode=755,size={limits['disk_mb']}m")
+    for entry in os.scandir(template):
+        inside = f"{mount_point}/{entry.name}"
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), inside)
+        else:
+            os.mkdir(inside)
+            k.mount(entry.path, inside, flags=k.MS_BIND | k.MS_REC)
+    for folder, mode in (("tmp", 0o1777), ("var/tmp", 0o1777), ("proc", 0o555)):
+        os.makedirs(f"{mount_point}/{folder}")
+        os.chmod(f"{mount_point}/{folder}", mode)
+    k.mount("proc", f"{mount_point}/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
+    k.pivot_root(mount_point)
+    with contextlib.suppress(FileExistsError):
+        os.makedirs(workdir)
+    os.chown(workdir, owner, owner)
+    return owner
+
+
+def limit_resources(memory_mb: int, pids: int | None) -> None:
+    """Memory per process and processes per uid, which is all that rlimits can say.
+
+    `pids` is None where sandboxes share a uid: the limit would count them all together.
+    """
+    values = {resource.RLIMIT_DATA: max(memory_mb << 20, MIN_DATA), resource.RLIMIT_CORE: 0}
+    if pids is not None:
+        values[resource.RLIMIT_NPROC] = pids
+    for kind, value in values.items():
+        _, hard = resource.getrlimit(kind)
+        bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (bounded, bounded))
+
+
+def drop_privileges(uid: int) -> None:
+    """Become `uid` (0: stay who we are) without any capability, now and after whatever is executed."""
+    k.drop_capabilities()
+    if uid:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    k.clear_capabilities()
+    k.prctl(k.PR_SET_NO_NEW_PRIVS, 1, "SET_NO_NEW_PRIVS")
+    # No task may trace us or read our memory, also where it runs under the same uid.
+    k.prctl(k.PR_SET_DUMPABLE, 0, "SET_DUMPABLE")
+
+
+def _maps_many() -> bool:
+    """Whether this user namespace has more than our own uid."""
+    with open("/proc/self/uid_map") as file:
+        return any(int(line.split()[2]) > FIRST_UID for line in file)
+
+
+def _loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        fcntl.ioctl(probe, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))

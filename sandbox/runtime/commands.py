@@ -1,0 +1,173 @@
+"""Commands inside a sandbox: output capture, timeouts, and what becomes of a command's processes. Used by `sandboxd`.
+
+Invariant: a command has an answer as soon as its leader ended, whoever still holds its pipes; when it timed
+out, none of its processes is left, also not those that left its session or were orphaned.
+Standard library only, Python 3.7+.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import selectors
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from sandbox.runtime.wire import decode, encode
+
+if TYPE_CHECKING:
+    from sandbox.runtime.sandboxd import Daemon
+    from sandbox.runtime.wire import Connection
+
+TERM_S = 2.0
+"""Seconds between TERM to the group and KILL to the whole tree."""
+DRAIN_S = 0.05
+"""Seconds that output may trickle after the leader's exit while somebody else holds the pipe."""
+
+
+class Capture:
+    """One stream's bytes: the first and the last half of the cap, and a count of all."""
+
+    def __init__(self, fd: int, cap: int) -> None:
+        self.fd = fd
+        self.total = 0
+        self.open = True
+        self._half = (cap + 1) // 2
+        self._cap = cap
+        self._head, self._tail = bytearray(), bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self.total += len(data)
+        room = self._half - len(self._head)
+        if room > 0:
+            self._head += data[:room]
+            data = data[room:]
+        self._tail += data
+        keep = self._cap - self._half
+        if len(self._tail) > 2 * keep + 65536:
+            del self._tail[: len(self._tail) - keep]
+
+    def bytes(self) -> bytes:
+        keep = self._cap - self._half
+        return bytes(self._head) + (bytes(self._tail[-keep:]) if keep else b"")
+
+
+class Command:
+    """One command from spawn to its stored result: running -> [terminating -> killed] -> draining -> done."""
+
+    def __init__(self, daemon: Daemon, key: str, digest: str, request: dict[str, Any]) -> None:
+        self.daemon, self.key, self.digest = daemon, key, digest
+        self.started = time.monotonic()
+        self.started_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.deadline = self.started + float(request.get("timeout_s", 30.0))
+        self.timed_out = self.killed = False
+        self.status: int | None = None
+        self.answer = b""
+        self.waiters: list[Connection] = []
+        self._stdin = memoryview(decode(request.get("stdin", "")))
+        self._stdin_fd = -1
+        cap = int(request.get("cap_bytes", 1 << 20))
+        out, err = os.pipe(), os.pipe()
+        inp = os.pipe() if self._stdin else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
+        try:
+            self.pid = daemon.spawn(request, key, (inp[0], out[1], err[1]))
+        except BaseException:
+            for fd in (out[0], err[0], inp[1]):
+                if fd >= 0:
+                    os.close(fd)
+            raise
+        finally:
+            for fd in (inp[0], out[1], err[1]):
+                os.close(fd)
+        self.streams = [Capture(out[0], cap), Capture(err[0], cap)]
+        for stream in self.streams:
+            os.set_blocking(stream.fd, False)
+            daemon.watch(stream.fd, selectors.EVENT_READ, functools.partial(self._read, stream))
+        if inp[1] >= 0:
+            self._stdin_fd = inp[1]
+            os.set_blocking(inp[1], False)
+            daemon.watch(inp[1], selectors.EVENT_WRITE, self._write)
+
+    def _write(self) -> None:
+        try:
+            self._stdin = self._stdin[os.write(self._stdin_fd, self._stdin[: 1 << 18]) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._stdin = memoryview(b"")
+        if not self._stdin:
+            self._end_stdin()
+
+    def _end_stdin(self) -> None:
+        if self._stdin_fd >= 0:
+            self.daemon.unwatch(self._stdin_fd)
+            os.close(self._stdin_fd)
+            self._stdin_fd = -1
+
+    def _read(self, stream: Capture, limit: int = 16) -> bool:
+        """Take what is there, `limit` chunks at most. True when the pipe holds nothing more now."""
+        for _ in range(limit):
+            try:
+                data = os.read(stream.fd, 65536)
+            except BlockingIOError:
+                return True
+            if not data:
+                self.daemon.unwatch(stream.fd)
+                os.close(stream.fd)
+                stream.open = False
+                if self.status is not None and not any(s.open for s in self.streams):
+                    self.finish()
+                return True
+            # After the answer a background child may still hold the pipe: its output is read and dropped,
+            # since closing our end would kill it.
+            if not self.answer:
+                stream.feed(data)
+        return False
+
+    def exited(self, status: int) -> None:
+        self.status = status
+        self._end_stdin()
+        if self.timed_out:
+            self.daemon.kill_tree(self)
+        self.deadline = time.monotonic() + DRAIN_S
+        for stream in self.streams:
+            while stream.open and not self._read(stream):
+                if time.monotonic() > self.deadline:
+                    break
+        if not any(stream.open for stream in self.streams):
+            self.finish()
+
+    def expire(self) -> None:
+        """The deadline of the current phase has passed."""
+        if self.status is not None:
+            self.finish()
+        elif not self.timed_out:
+            self.timed_out = True
+            self.deadline = time.monotonic() + TERM_S
+            try:
+                os.killpg(self.pid, signal.SIGTERM)
+            except ProcessLookupError:
+                self.deadline = 0.0
+        else:
+            self.daemon.kill_tree(self)
+            self.deadline = time.monotonic() + 0.5
+
+    def finish(self) -> None:
+        if self.answer:
+            return
+        status, out, err = self.status or 0, self.streams[0], self.streams[1]
+        signaled, code = os.WIFSIGNALED(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
+        word = "TIMEOUT" if self.timed_out else "SIGNALED" if signaled else "EXITED"
+        if not self.timed_out and (code == 137 or (signaled and os.WTERMSIG(status) == signal.SIGKILL)):
+            word = "OOM" if self.daemon.oom_happened() else word
+        result = {
+            "status": word, "exit_code": code if word == "EXITED" else None,
+            "signal": os.WTERMSIG(status) if signaled else signal.SIGKILL if word == "OOM" else None,
+            "stdout": encode(out.bytes()), "stderr": encode(err.bytes()),
+            "stdout_total": out.total, "stderr_total": err.total,
+            "duration_s": round(time.monotonic() - self.started, 6),
+        }  # fmt: skip
+        self.answer = json.dumps(result, separators=(",", ":")).encode()
+        self.daemon.finished(self)

@@ -1,0 +1,119 @@
+"""Processes inside a sandbox: starting one, finding and killing its whole tree, OOM kills. Used by `commands`.
+
+Invariant: a descendant is found by its parents or, once orphaned to us (the subreaper), by the marker that it
+inherited in its environment. Standard library only, Python 3.7+.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+MARKER = "AGENTRL_COMMAND"
+"""Environment variable that names the command a process belongs to."""
+OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
+PR_SET_CHILD_SUBREAPER = 36
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def set_subreaper() -> None:
+    """Orphans below us become our children, as if we were the init."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+
+
+def processes() -> dict[int, tuple[int, float]]:
+    """Every live process that we see: pid to (parent's pid, start in seconds since boot). Zombies are left out."""
+    table = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            with open(f"/proc/{name}/stat", "rb") as file:
+                fields = file.read().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        if fields[0] not in (b"Z", b"X"):
+            table[int(name)] = (int(fields[1]), int(fields[19]) / CLOCK_TICKS)
+    return table
+
+
+def descendants(roots: set[int], table: dict[int, tuple[int, float]]) -> set[int]:
+    """The roots and all below them."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in table.items():
+        children.setdefault(parent, []).append(pid)
+    found, queue = set(), list(roots)
+    while queue:
+        pid = queue.pop()
+        if pid not in found:
+            found.add(pid)
+            queue.extend(children.get(pid, ()))
+    return found
+
+
+def marker_of(pid: int) -> str | None:
+    """Which command a process belongs to; None when its environment does not say."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = file.read()
+    except OSError:
+        return None
+    for pair in environ.split(b"\0"):
+        if pair.startswith(MARKER.encode() + b"="):
+            return pair.partition(b"=")[2].decode()
+    return None
+
+
+def kill_all(victims: Callable[[], set[int]], rounds: int = 64) -> None:
+    """KILL until nobody is left. Several rounds, since a process may fork between the look and the kill."""
+    for _ in range(rounds):
+        alive = victims()
+        if not alive:
+            return
+        for pid in alive:
+            send(pid, signal.SIGKILL)
+
+
+def send(pid: int, number: int) -> bool:
+    """Signal a process; False when it is gone, or is not ours to signal."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
+    """Start `argv` in a session of its own and return its pid. OSError when it cannot be executed."""
+    path = find(argv[0], env.get("PATH", ""), cwd)
+    os.chdir(cwd)
+    actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ]
+    return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigdef=defaults)
+
+
+def find(program: str, path: str, cwd: str) -> str:
+    """The file to execute, looked up as a shell would."""
+    if "/" in program:
+        return program
+    for folder in path.split(":"):
+        full = os.path.join(cwd, folder, program)
+        if os.access(full, os.X_OK) and not os.path.isdir(full):
+            return full
+    raise FileNotFoundError(2, f"{program}: not found in PATH {path}")
+
+
+def oom_kills() -> int:
+    """How often the kernel killed for memory inside our cgroup; 0 where that is not visible."""
+    for path in OOM_FILES:
+        try:
+            with open(path) as file:
+                counts = dict(line.split()[:2] for line in file if " " in line)
+        except OSError:
+            continue
+        return int(counts.get("oom_kill", 0))
+    return 0

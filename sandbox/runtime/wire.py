@@ -1,0 +1,114 @@
+"""The HTTP that sandboxd speaks: connections and refusals. Used by `sandboxd` alone.
+
+Invariant: requests of one connection are answered in their order, and nothing here ever blocks.
+Standard library only, Python 3.7+.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import selectors
+import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sandbox.runtime.commands import Command
+    from sandbox.runtime.sandboxd import Daemon
+
+MAX_BODY = 256 << 20
+
+
+def encode(data: bytes) -> str:
+    """Base64 in the URL-safe alphabet, as pydantic writes bytes."""
+    return base64.urlsafe_b64encode(data).decode()
+
+
+def decode(text: str) -> bytes:
+    return base64.b64decode(text.translate({45: 43, 95: 47}), validate=True) if text else b""
+
+
+class Refused(Exception):
+    """An answer other than success, in the error envelope of `agentrl.core.errors`."""
+
+    def __init__(self, status: int, code: str, message: str, blame: str = "caller", ran: str = "no") -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        error = {"message": message, "type": kind, "code": code, "blame": blame, "ran": ran}
+        self.body = json.dumps({"error": dict(error, retryable=False, detail={})}).encode()
+
+
+class Connection:
+    """One HTTP/1.1 connection; its requests are answered in turn."""
+
+    def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
+        self.daemon, self.sock = daemon, sock
+        self.waiting_for: Command | None = None
+        self._inbox, self._outbox = bytearray(), memoryview(b"")
+        self._head: tuple[str, str, dict[str, str], int, int] | None = None
+        self._busy = False
+        sock.setblocking(False)
+        daemon.watch(sock.fileno(), selectors.EVENT_READ, self._readable)
+
+    def _readable(self) -> None:
+        try:
+            data = self.sock.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.close()
+            return
+        self._inbox += data
+        self._advance()
+
+    def _advance(self) -> None:
+        while not self._busy and not self._outbox:
+            if self._head is None:
+                end = self._inbox.find(b"\r\n\r\n")
+                if end < 0:
+                    return
+                first, *lines = self._inbox[:end].decode("latin-1").split("\r\n")
+                method, target, _ = first.split(" ", 2)
+                pairs = (line.split(":", 1) for line in lines if ":" in line)
+                headers = {name.strip().lower(): value.strip() for name, value in pairs}
+                self._head = (method, target, headers, end + 4, int(headers.get("content-length", "0")))
+            method, target, headers, start, length = self._head
+            if length > MAX_BODY:
+                self.close()
+                return
+            if len(self._inbox) < start + length:
+                return
+            body = bytes(self._inbox[start : start + length])
+            del self._inbox[: start + length]
+            self._head, self._busy = None, True
+            self.daemon.handle(self, method, target, headers, body)
+
+    def reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
+        head = f"HTTP/1.1 {status} -\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+        self._busy, self.waiting_for = False, None
+        self._outbox = memoryview(head + body)
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            while self._outbox:
+                self._outbox = self._outbox[self.sock.send(self._outbox) :]
+        except BlockingIOError:
+            self.daemon.watch(self.sock.fileno(), selectors.EVENT_WRITE, self._send)
+            return
+        except OSError:
+            self.close()
+            return
+        self.daemon.watch(self.sock.fileno(), selectors.EVENT_READ, self._readable)
+        self._advance()
+
+    def close(self) -> None:
+        if self.waiting_for is not None:
+            self.waiting_for.waiters.remove(self)
+            self.waiting_for = None
+        if self.sock.fileno() >= 0:
+            self.daemon.unwatch(self.sock.fileno())
+            self.sock.close()
