@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -314,6 +315,21 @@ def known_keys(section: type[BaseModel] = RunConfig, prefix: str = "") -> list[s
     return keys
 
 
+def changed_settings(config: RunConfig) -> dict[str, Any]:
+    """Dotted keys whose values are not the defaults."""
+    return _changed(config.model_dump(mode="json"), RunConfig().model_dump(mode="json"), "")
+
+
+def _changed(tree: Mapping[str, Any], default: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and isinstance(default.get(key), dict):
+            found |= _changed(value, default[key], f"{prefix}{key}.")
+        elif key not in default or value != default[key]:
+            found[prefix + key] = value
+    return found
+
+
 def dump_toml(config: RunConfig) -> str:
     """The whole tree as TOML, defaults included; `load_config` reads it back to an equal config."""
     lines: list[str] = []
@@ -324,8 +340,23 @@ def dump_toml(config: RunConfig) -> str:
 def _dump_table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
     for key, value in table.items():
         if not isinstance(value, dict) and value is not None:
-            lines.append(f"{key} = {json.dumps(value)}")
+            lines.append(f"{_key(key)} = {_value(value)}")
     for key, value in table.items():
         if isinstance(value, dict):
-            lines += ["", f"[{prefix}{key}]"]
-            _dump_table(value, f"{prefix}{key}.", lines)
+            lines += ["", f"[{prefix}{_key(key)}]"]
+            _dump_table(value, f"{prefix}{_key(key)}.", lines)
+
+
+def _key(key: str) -> str:
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        # TOML has JSON's escapes, but knows no surrogate pairs and wants DEL escaped.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_key(key)} = {_value(inner)}' for key, inner in value.items())}}}"
+    return json.dumps(value)
