@@ -39,20 +39,28 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_acknowledged_writes_survive_kill_9(tmp_path: Path) -> None:
+def acknowledged_before_the_kill(url: str, migrations: Path) -> set[int]:
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, url, str(migrations)], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout is not None
+    numbers = [int(writer.stdout.readline()) for _ in range(200)]
+    writer.send_signal(signal.SIGKILL)
+    numbers += [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+    writer.stdout.close()
+    writer.wait()
+    return set(numbers)
+
+
+def test_acknowledged_writes_survive_kill_9(tmp_path: Path) -> None:
     (tmp_path / "versions").mkdir()
     (tmp_path / "versions" / "0001_initial.py").write_text(MIGRATION)
     url = sqlite_url(tmp_path / "store.db")
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, url, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert writer.stdout is not None
-    acknowledged = [int(await asyncio.to_thread(writer.stdout.readline)) for _ in range(200)]
-    writer.send_signal(signal.SIGKILL)
-    acknowledged += [int(line) for line in writer.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
-    writer.stdout.close()
-    writer.wait()
+    acknowledged = acknowledged_before_the_kill(url, tmp_path)
 
-    database = await open_database(url, room="room", migrations=tmp_path)
-    async with database.read() as connection:
-        stored = set((await connection.execute(sa.text("SELECT n FROM numbers"))).scalars())
-    await database.close()
-    assert set(acknowledged) <= stored
+    async def stored() -> set[int]:
+        database = await open_database(url, room="room", migrations=tmp_path)
+        async with database.read() as connection:
+            numbers = set((await connection.execute(sa.text("SELECT n FROM numbers"))).scalars())
+        await database.close()
+        return numbers
+
+    assert acknowledged <= asyncio.run(stored())
