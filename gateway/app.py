@@ -1,0 +1,163 @@
+"""The gateway's HTTP service, built from the parts it is given. Called by `launch` and by tests.
+
+Invariant: every route but the harness's own needs the admin token; the harness's routes need a session key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, FastAPI, Header, Request, Response
+from pydantic import TypeAdapter
+
+from agentrl.core.config import GatewayConfig
+from agentrl.core.db import Database
+from agentrl.core.errors import RequestError
+from agentrl.core.http import create_app, server
+from agentrl.core.protocols import Engine
+from agentrl.core.rendering import ConversationRenderer, load_renderer
+from agentrl.core.telemetry import Metrics
+from agentrl.core.types import SessionGrant, SessionRequest, Trajectory, Value
+from gateway.metrics import SPECS
+from gateway.pool import ReplicaPool, ReplicaView
+from gateway.sampler import Sampler
+from gateway.serve import CallServer, session_key
+from gateway.session import Services
+from gateway.sessions import Sessions
+from gateway.store import SessionStore, open_store
+from gateway.wire.chat import ChatWire
+
+_trajectories = TypeAdapter(tuple[Trajectory, ...])
+_session_id = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class ReplicaUpdate(Value):
+    """Body of `PUT /v1/pool/replicas`."""
+
+    url: str
+    version: int
+    accepting: bool
+
+
+def create_gateway_app(
+    *,
+    engines: Sequence[Engine],
+    renderer: ConversationRenderer,
+    database: Database,
+    config: GatewayConfig,
+    token: str = "",
+    connect: Callable[[str], Engine] | None = None,
+) -> FastAPI:
+    """The service. Engines and database stay the caller's to close; `connect` lets new replicas join by URL."""
+    metrics = Metrics(SPECS)
+    pool = ReplicaPool(engines, metrics, connect)
+    sampler = Sampler(pool, metrics, stop_token_ids=renderer.stop_token_ids, max_attempts=config.max_attempts)
+    sessions = Sessions(Services(renderer, pool, sampler, SessionStore(database), metrics, config.call_timeout_s))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        pool.start()
+        yield
+        await sessions.close()
+        await pool.close()
+
+    async def ready() -> str:
+        return "" if any(view.live for view in pool.views()) else "a live engine replica"
+
+    app = create_app("gateway", metrics=metrics, token=token, ready=ready, lifespan=lifespan, exempt=_harness_path)
+    app.include_router(_admin_routes(sessions, pool))
+    app.include_router(_harness_routes(sessions, pool, CallServer(ChatWire(renderer), sessions, metrics)))
+    return app
+
+
+def _harness_path(path: str) -> bool:
+    return path.startswith(("/s/", "/v1/chat/", "/v1/models"))
+
+
+def _admin_routes(sessions: Sessions, pool: ReplicaPool) -> APIRouter:
+    router = APIRouter()
+
+    @router.post("/v1/sessions")
+    async def open_session(
+        body: SessionRequest, request: Request, idempotency_key: Annotated[str, Header()] = ""
+    ) -> SessionGrant:
+        if idempotency_key and not _session_id.fullmatch(idempotency_key):
+            raise RequestError("Idempotency-Key becomes the session's id: 1 to 64 letters, digits and any of _ . -")
+        session = await sessions.open(body, idempotency_key=idempotency_key)
+        return SessionGrant(id=session.id, key=session.key, base_url=f"{request.base_url}s/{session.key}/v1")
+
+    @router.post("/v1/sessions/{session_id}/seal")
+    async def seal(session_id: str) -> Response:
+        return _json(_trajectories.dump_json(await sessions.seal(session_id)))
+
+    @router.get("/v1/sessions/{session_id}/trajectories")
+    async def trajectories(session_id: str) -> Response:
+        return _json(_trajectories.dump_json((await sessions.by_id(session_id)).trajectories()))
+
+    @router.get("/v1/pool")
+    async def replicas() -> list[ReplicaView]:
+        return pool.views()
+
+    @router.put("/v1/pool/replicas")
+    async def set_replica(body: ReplicaUpdate) -> list[ReplicaView]:
+        await pool.set_replica(body.url, version=body.version, accepting=body.accepting)
+        return pool.views()
+
+    return router
+
+
+def _harness_routes(sessions: Sessions, pool: ReplicaPool, chat: CallServer) -> APIRouter:
+    router = APIRouter()
+
+    async def complete(request: Request) -> Response:
+        return await chat(request)
+
+    async def models(request: Request) -> dict[str, Any]:
+        await sessions.by_key(session_key(request))
+        return {"object": "list", "data": [_model("policy", pool.context)]}
+
+    async def model(request: Request, name: str) -> dict[str, Any]:
+        await sessions.by_key(session_key(request))
+        return _model(name, pool.context)
+
+    for prefix in ("/v1", "/s/{key}/v1"):
+        router.add_api_route(f"{prefix}/chat/completions", complete, methods=["POST"])
+        router.add_api_route(f"{prefix}/models", models, methods=["GET"])
+        router.add_api_route(f"{prefix}/models/{{name:path}}", model, methods=["GET"])
+    return router
+
+
+def _model(name: str, context: int | None) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "agentrl", "max_model_len": context}
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")
+
+
+async def run_gateway(
+    *,
+    engines: Sequence[Engine],
+    tokenizer: Path,
+    renderer: str,
+    store_url: str,
+    config: GatewayConfig,
+    token: str,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    connect: Callable[[str], Engine] | None = None,
+) -> None:
+    """Serve until SIGTERM. `tokenizer` is a folder with tokenizer.json, `renderer` a name that `renderers` knows."""
+    loaded = load_renderer(tokenizer, renderer)
+    database = await open_store(store_url)
+    try:
+        app = create_gateway_app(
+            engines=engines, renderer=loaded, database=database, config=config, token=token, connect=connect
+        )
+        await server(app, host=host, port=port).serve()
+    finally:
+        await database.close()

@@ -1,0 +1,187 @@
+"""Sessions and calls on disk. Called by `sessions` and `session`; the tables are the gateway's own.
+
+Invariant: a row is written once and only `sealed` and `delivery` ever change; what is read back equals what was
+written, token for token. One row a call, with the token arrays as little-endian bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from agentrl.core.db import Database, open_database
+from agentrl.core.types import Message, Provenance, SessionRequest, Value, VersionRun
+from gateway.tree import Branch, Delivery, Node, Tree
+
+metadata = MetaData()
+sessions = Table(
+    "gateway_sessions",
+    metadata,
+    Column("id", String, primary_key=True),
+    Column("key", String, nullable=False, unique=True),
+    Column("request", Text, nullable=False),
+    Column("opened_at", Float, nullable=False),
+    Column("sealed", Boolean, nullable=False),
+)
+nodes = Table(
+    "gateway_nodes",
+    metadata,
+    Column("session_id", String, ForeignKey("gateway_sessions.id"), primary_key=True),
+    Column("seq", Integer, primary_key=True),
+    Column("parent", Integer),
+    Column("follows", Integer),
+    Column("turn", Integer, nullable=False),
+    Column("root_key", String, nullable=False),
+    Column("digest", String, nullable=False),
+    Column("idempotency_key", String, nullable=False),
+    Column("finish_reason", String, nullable=False),
+    Column("branch", String),
+    Column("delivery", String, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("record", LargeBinary, nullable=False),
+    Column("prompt_delta", LargeBinary, nullable=False),
+    Column("sampled", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+)
+
+
+class NodeRecord(Value):
+    """The structured part of a call's row."""
+
+    messages: tuple[Message, ...]
+    reply: Message
+    versions: tuple[VersionRun, ...]
+    provenance: Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSession:
+    id: str
+    key: str
+    request: SessionRequest
+    opened_at: float
+    """Unix seconds."""
+    sealed: bool
+
+
+async def open_store(url: str) -> Database:
+    """The gateway's database, migrated."""
+    return await open_database(url, room="gateway", migrations=Path(__file__).parent / "migrations")
+
+
+class SessionStore:
+    """Reads and writes of one gateway."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add_session(self, session: StoredSession) -> None:
+        row = {
+            "id": session.id, "key": session.key, "request": session.request.model_dump_json(),
+            "opened_at": session.opened_at, "sealed": session.sealed,
+        }  # fmt: skip
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(insert(sessions), row)
+
+        await self._database.write(work)
+
+    async def find_session(self, *, session_id: str | None = None, key: str | None = None) -> StoredSession | None:
+        where = sessions.c.id == session_id if session_id is not None else sessions.c.key == key
+        async with self._database.read() as connection:
+            row = (await connection.execute(select(sessions).where(where))).one_or_none()
+        if row is None:
+            return None
+        request = SessionRequest.model_validate_json(row.request)
+        return StoredSession(row.id, row.key, request, row.opened_at, row.sealed)
+
+    async def add_node(self, session_id: str, node: Node) -> None:
+        """Durable on return."""
+        row = _row(session_id, node)
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(insert(nodes), row)
+
+        await self._database.write(work)
+
+    async def seal(self, session_id: str, delivered: Sequence[int]) -> None:
+        """No more calls. `delivered` are the calls whose answers were flushed, which rows do not say yet."""
+
+        async def work(connection: AsyncConnection) -> None:
+            await connection.execute(update(sessions).where(sessions.c.id == session_id).values(sealed=True))
+            if delivered:
+                of_session = (nodes.c.session_id == session_id) & nodes.c.seq.in_(delivered)
+                await connection.execute(update(nodes).where(of_session).values(delivery=Delivery.FLUSHED.value))
+
+        await self._database.write(work)
+
+    async def load_tree(self, session_id: str) -> Tree:
+        query = select(nodes).where(nodes.c.session_id == session_id).order_by(nodes.c.seq)
+        async with self._database.read() as connection:
+            rows = (await connection.execute(query)).all()
+        tree = Tree()
+        for row in rows:
+            tree.add(_node(row, None if row.parent is None else tree.nodes[row.parent]))
+        return tree
+
+
+def _row(session_id: str, node: Node) -> dict[str, Any]:
+    record = NodeRecord(
+        messages=node.messages, reply=node.reply, versions=node.versions, provenance=node.provenance
+    ).model_dump_json()
+    return {
+        "session_id": session_id, "seq": node.seq, "parent": node.parent.seq if node.parent else None,
+        "follows": node.follows, "turn": node.turn, "root_key": node.root_key, "digest": node.digest,
+        "idempotency_key": node.idempotency_key, "finish_reason": node.finish_reason,
+        "branch": node.branch.value if node.branch else None, "delivery": node.delivery.value,
+        "cached_tokens": node.cached_tokens, "record": record.encode(), "prompt_delta": _pack("i", node.prompt_delta),
+        "sampled": _pack("i", node.sampled), "logprobs": _pack("d", node.logprobs),
+    }  # fmt: skip
+
+
+def _node(row: Any, parent: Node | None) -> Node:
+    record = NodeRecord.model_validate_json(row.record)
+    return Node(
+        seq=row.seq, parent=parent, follows=row.follows, turn=row.turn, root_key=row.root_key,
+        messages=record.messages, reply=record.reply, versions=record.versions, provenance=record.provenance,
+        prompt_delta=tuple(_unpack("i", row.prompt_delta)), sampled=tuple(_unpack("i", row.sampled)),
+        logprobs=tuple(_unpack("d", row.logprobs)), finish_reason=row.finish_reason,
+        branch=Branch(row.branch) if row.branch else None, digest=row.digest, idempotency_key=row.idempotency_key,
+        cached_tokens=row.cached_tokens, delivery=Delivery(row.delivery),
+    )  # fmt: skip
+
+
+def _pack(kind: str, values: Sequence[int] | Sequence[float]) -> bytes:
+    packed = array(kind, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _unpack(kind: str, data: bytes) -> Any:
+    packed = array(kind)
+    packed.frombytes(data)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed
