@@ -64,12 +64,14 @@ def create_engine_app(worker: Worker, *, token: str = "") -> FastAPI:
     return app
 
 
-async def run_engine(model_dir: Path, *, port: int, token: str, version: int, config: EngineConfig) -> None:
+async def run_engine(
+    model_dir: Path, *, port: int, token: str, version: int, config: EngineConfig, host: str = "127.0.0.1"
+) -> None:
     """Serve until SIGTERM. Raises what killed the scheduler, so that the process ends with its traceback."""
     torch.set_num_threads(config.threads)
     sys.setswitchinterval(SWITCH_S)
     worker = build_worker(model_dir, version=version, config=config)
-    run = server(create_engine_app(worker, token=token), port=port)
+    run = server(create_engine_app(worker, token=token), host=host, port=port)
     serving = asyncio.create_task(run.serve())
     await asyncio.wait({serving, worker.failed}, return_when=asyncio.FIRST_COMPLETED)
     run.should_exit = True

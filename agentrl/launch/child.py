@@ -18,6 +18,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -41,6 +42,10 @@ class RoleContext:
     endpoints: Endpoints
     argument: str = ""
     """What a role needs to be told beyond the config."""
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.endpoints.url(self.role)).hostname or "127.0.0.1"
 
     @property
     def port(self) -> int:

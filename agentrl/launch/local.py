@@ -49,7 +49,6 @@ class Supervisor:
         self._processes: dict[str, Process] = {}
         self._users: set[str] = set()
         self._stopping = asyncio.Event()
-        self._before_stop: list[Callable[[], Awaitable[None]]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -61,10 +60,6 @@ class Supervisor:
 
     def pid(self, role: str) -> int:
         return self._processes[role].pid
-
-    def before_stop(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Run `work` after the roles that `finish` waited for are stopped and before the services are."""
-        self._before_stop.append(work)
 
     async def start(self, roles: Sequence[Role]) -> None:
         """Start services together and wait until each one is ready."""
@@ -146,12 +141,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Stop what runs: first the roles that use the services, then the services."""
         self._stopping.set()
-        try:
-            await asyncio.gather(*(self._stop(name) for name in self._users))
-            for work in self._before_stop:
-                await work()
-        finally:
-            await asyncio.gather(*(self._stop(name) for name in self._keepers if name not in self._users))
+        await asyncio.gather(*(self._stop(name) for name in self._users))
+        await asyncio.gather(*(self._stop(name) for name in self._keepers if name not in self._users))
 
     async def _stop(self, name: str) -> None:
         """A role that is just being restarted is stopped as soon as its new process is there."""

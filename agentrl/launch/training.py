@@ -6,7 +6,6 @@ Invariant: the folder's status says what became of the launch, and no process or
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Protocol
@@ -18,9 +17,6 @@ from agentrl.launch.layout import RunFolder
 from agentrl.launch.local import Supervisor, Watcher
 from agentrl.launch.plan import child, services
 from agentrl.launch.status import RunStatus
-from sandbox.client import SandboxClient
-
-log = logging.getLogger(__name__)
 
 
 class PhaseWatcher(Watcher, Protocol):
@@ -36,22 +32,9 @@ async def train(folder: RunFolder, config: RunConfig, endpoints: Endpoints, watc
             watcher.phase("warm_start")
             await supervisor.finish([child("warm_start", folder, threads=config.train.threads)])
         watcher.phase("services")
-        supervisor.before_stop(lambda: close_sandboxes(endpoints, config.name))
         await supervisor.start(services(folder, config, endpoints))
         trainer = child("trainer", folder, threads=config.train.threads)
         await supervisor.finish([trainer, child("rollout", folder)])
-
-
-async def close_sandboxes(endpoints: Endpoints, owner: str) -> None:
-    """Close what episodes left behind; a controller that is gone lets its leases do that."""
-    sandboxes = SandboxClient(endpoints.url("sandbox"), token=endpoints.token)
-    try:
-        for view in await sandboxes.list(owner=owner):
-            await (await sandboxes.get(view.id)).close()
-    except AgentRLError as error:
-        log.warning("sandboxes of %s were not closed, their leases will end them: %s", owner, error)
-    finally:
-        await sandboxes.close()
 
 
 @asynccontextmanager

@@ -18,7 +18,7 @@ BLUE, ORANGE, GREEN, GREY = "#2563a8", "#d9730d", "#2e8b57", "#8a8f98"
 class Evaluation:
     """A success rate on held-out tasks."""
 
-    step: int
+    step: float
     """Training steps behind the policy that was evaluated."""
     rate: float
     tasks: int

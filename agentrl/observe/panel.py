@@ -26,8 +26,8 @@ def panel(view: RunView) -> RenderableType:
 def _phases(view: RunView) -> Text:
     text = Text()
     done = {phase.name: phase for phase in view.phases}
-    for name, title in TITLES.items():
-        phase = done.get(name)
+    for name in view.plan:
+        title, phase = TITLES[name], done.get(name)
         if phase is None:
             text.append(f"{title}   ", style="dim")
         elif phase.ended is None:
@@ -87,7 +87,7 @@ def _busy(view: RunView) -> Iterator[str]:
         yield f"{rate:,.0f} tokens/s"
     for name, what in (
         ("agentrl_rollout_running_episodes", "episodes"),
-        ("agentrl_sandbox_live", "sandboxes"),
+        ("agentrl_sandbox_live_sandboxes", "sandboxes"),
         ("agentrl_rollout_ready_groups", "groups ready"),
     ):
         if (value := gauges.total(name)) is not None:

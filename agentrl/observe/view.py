@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.core.config import RunConfig
@@ -18,8 +19,12 @@ TITLES = {
     "train": "train",
     "eval_after": "eval after",
     "report": "report",
+    "eval": "evaluate",
 }
-"""The phases of a run in their order, with what people read."""
+"""What people read for each phase."""
+
+TRAINING = ("warm_start", "services", "eval_before", "train", "eval_after", "report")
+EVALUATION = ("services", "eval")
 
 ROLLOUT_PHASES = {
     "evaluating before": "eval_before",
@@ -53,6 +58,8 @@ class RunView:
     status: StatusPage
     metrics: Tail
     warm_metrics: Tail
+    plan: Sequence[str] = TRAINING
+    """The phases to come, in their order."""
     phases: list[Phase] = field(default_factory=list)
     processes: dict[str, str] = field(default_factory=dict)
     """State by role."""

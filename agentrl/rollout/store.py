@@ -30,6 +30,7 @@ from agentrl.rollout.tables import (
     claims,
     cursors,
     episodes,
+    evaluations,
     groups,
     pack,
     samples,
@@ -187,13 +188,22 @@ class Store:
         return Episode.model_validate_json(unpack(blob))
 
     async def counts(self) -> Mapping[str, int]:
-        """Groups and episodes by state, as `groups/ready` or `episodes/failed`; for the status page."""
+        """Groups and episodes by state, as `groups/ready`, and results by evaluation, as `evaluations/before`."""
         found: dict[str, int] = {}
         async with self.database.read() as connection:
             for name, table in (("groups", groups), ("episodes", episodes)):
                 query = select(table.c.state, func.count()).group_by(table.c.state)
                 found |= {f"{name}/{state}": count for state, count in (await connection.execute(query)).all()}
+            results = select(evaluations.c.label, func.count()).group_by(evaluations.c.label)
+            found |= {f"evaluations/{label}": count for label, count in (await connection.execute(results)).all()}
         return found
+
+    async def failures(self) -> Mapping[str, int]:
+        """Ended episodes that were not accepted, by failure code or defect."""
+        lost = (EpisodeState.FAILED, EpisodeState.QUARANTINED)
+        query = select(episodes.c.reason, func.count()).where(episodes.c.state.in_(lost)).group_by(episodes.c.reason)
+        async with self.database.read() as connection:
+            return dict((await connection.execute(query)).tuples().all())
 
 
 def _running(episode_id: str, group_id: str, slot: int, issue: int) -> dict[str, Any]:

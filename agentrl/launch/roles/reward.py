@@ -14,7 +14,12 @@ async def run(context: RoleContext) -> None:
     sandboxes = SandboxClient(endpoints.url("sandbox"), token=endpoints.token)
     try:
         await run_reward(
-            {environment.name: environment}, sandboxes, config.reward, port=context.port, token=endpoints.token
+            {environment.name: environment},
+            sandboxes,
+            config.reward,
+            host=context.host,
+            port=context.port,
+            token=endpoints.token,
         )
     finally:
         await sandboxes.close()

@@ -127,20 +127,6 @@ async def test_a_process_that_ignores_term_is_killed_with_its_own_children(tmp_p
     await until(lambda: not grandchild.is_running() or grandchild.status() == psutil.STATUS_ZOMBIE)
 
 
-async def test_work_before_the_services_stop_still_finds_them(tmp_path: Path) -> None:
-    found: list[bool] = []
-    async with Supervisor(tmp_path, restarts=0, watcher=Seen()) as supervisor:
-        await supervisor.start([service("sandbox")])
-        process = psutil.Process(supervisor.pid("sandbox"))
-
-        async def look() -> None:
-            found.append(process.is_running())
-
-        supervisor.before_stop(look)
-    assert found == [True]
-    assert not process.is_running()
-
-
 async def test_an_interrupt_cleans_up(tmp_path: Path) -> None:
     pids: list[int] = []
 
