@@ -67,7 +67,7 @@ class Buffer:
             query = select(claims.c.step, claims.c.version).where(
                 claims.c.step <= step, claims.c.state == ClaimState.OPEN
             )
-            pending = dict((await connection.execute(query.order_by(claims.c.step))).tuples().all())
+            pending = {row.step: row.version for row in await connection.execute(query.order_by(claims.c.step))}
             if step not in pending:
                 known = await connection.scalar(select(steps.c.checkpoint).where(steps.c.step == step))
                 if known == checkpoint:
@@ -168,11 +168,11 @@ class Buffer:
             update(samples).where(*old).values(swept_step=step, swept_lag=version - samples.c.min_version)
         )
         live = (
-            select(samples.c.group_id, func.count(samples.c.episode_id.distinct()))
+            select(samples.c.group_id, func.count(samples.c.episode_id.distinct()).label("left"))
             .where(samples.c.group_id.in_(touched), samples.c.swept_step.is_(None))
             .group_by(samples.c.group_id)
         )
-        scored: dict[str, int] = dict((await connection.execute(live)).tuples().all())
+        scored = {row.group_id: row.left for row in await connection.execute(live)}
         dropped = {id_ for id_ in touched if scored.get(id_, 0) < self._min_scored}
         values = {"state": GroupState.DROPPED, "reason": DropReason.STALE, "ended_version": version}
         await connection.execute(update(groups).where(groups.c.id.in_(dropped)).values(values))
@@ -192,13 +192,15 @@ class Buffer:
         heads = select(groups.c.id, groups.c.task, groups.c.size).where(groups.c.id.in_(claimed))
         swept = select(func.count()).where(samples.c.swept_step == step)
         async with self._database.read() as connection:
-            kept = set((await connection.execute(live)).tuples().all())
+            kept: dict[str, set[str]] = {}
+            for episode_id, trajectory_id in await connection.execute(live):
+                kept.setdefault(episode_id, set()).add(trajectory_id)
             blobs = (await connection.execute(payloads)).all()
             found = (await connection.execute(heads.order_by(groups.c.seq))).all()
             dropped = await connection.scalar(swept) or 0
         by_group: dict[str, list[Episode]] = {id_: [] for id_ in claimed}
         for episode_id, group_id, blob in blobs:
-            episode = _living(Episode.model_validate_json(unpack(blob)), {t for e, t in kept if e == episode_id})
+            episode = _living(Episode.model_validate_json(unpack(blob)), kept.get(episode_id, set()))
             if episode.trajectories:
                 by_group[group_id].append(episode)
         batch = tuple(

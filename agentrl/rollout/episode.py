@@ -39,6 +39,8 @@ from agentrl.rollout.clock import TimedSandbox
 log = logging.getLogger(__name__)
 
 DEADLINE = "DEADLINE"
+SCORE_GRACE_S = 3.0
+"""How long a score may travel after its deadline: the service itself says that it was late."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,7 @@ class Player:
         )  # fmt: skip
         began = time.monotonic()
         try:
-            return await within(self.score_s, self.rewards.score(request))
+            return await within(self.score_s + SCORE_GRACE_S, self.rewards.score(request))
         except Expired:
             return Failed(code=DEADLINE, detail=f"{self.score_s} s were not enough to score")
         except AgentRLError as error:

@@ -201,9 +201,13 @@ class Store:
     async def failures(self) -> Mapping[str, int]:
         """Ended episodes that were not accepted, by failure code or defect."""
         lost = (EpisodeState.FAILED, EpisodeState.QUARANTINED)
-        query = select(episodes.c.reason, func.count()).where(episodes.c.state.in_(lost)).group_by(episodes.c.reason)
+        query = (
+            select(episodes.c.reason, func.count().label("n"))
+            .where(episodes.c.state.in_(lost))
+            .group_by(episodes.c.reason)
+        )
         async with self.database.read() as connection:
-            return dict((await connection.execute(query)).tuples().all())
+            return {row.reason: row.n for row in await connection.execute(query)}
 
 
 def _running(episode_id: str, group_id: str, slot: int, issue: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.core.errors import AgentRLError, NotFound
-from agentrl.core.types import Provenance, SessionGrant, SessionRequest, Trajectory
+from agentrl.core.types import Provenance, Sampling, SessionGrant, SessionRequest, Trajectory
 
 Alter = Callable[[Trajectory], Sequence[Trajectory]]
 
@@ -73,24 +73,38 @@ class ScriptedSessions:
         return self.sessions[session_id]
 
     def _play(self, session: _Session) -> Trajectory:
-        rng = random.Random(f"{self.seed} {session.id}")
-        ids: list[int] = []
-        mask: list[int] = []
-        logprobs: list[float | None] = []
-        versions: list[int | None] = []
-        for turn in range(self.turns):
-            # The last call ran when the session was sealed, the others when it was opened.
-            version = self.version if turn == self.turns - 1 else session.opened_at_version
-            ids += [rng.randrange(256) for _ in range(self.prompt_tokens + self.sampled_tokens)]
-            mask += [0] * self.prompt_tokens + [1] * self.sampled_tokens
-            logprobs += [None] * self.prompt_tokens
-            logprobs += [math.log(rng.uniform(0.05, 1.0)) for _ in range(self.sampled_tokens)]
-            versions += [None] * self.prompt_tokens + [version] * self.sampled_tokens
-        provenance = Provenance(
-            tokenizer="scripted", renderer="scripted", engine="scripted/1", sampling=session.request.sampling
-        )
-        return Trajectory(
-            id=f"{session.id}/0", session_id=session.id, token_ids=tuple(ids), loss_mask=tuple(mask),
-            behavior_logprobs=tuple(logprobs), policy_versions=tuple(versions), finish="terminated",
-            session_tokens=sum(mask), provenance=provenance,
+        # The last call ran when the session was sealed, the others when it was opened.
+        versions = [session.opened_at_version] * (self.turns - 1) + [self.version]
+        return scripted_trajectory(
+            session.id, versions=versions, prompt_tokens=self.prompt_tokens, sampled_tokens=self.sampled_tokens,
+            sampling=session.request.sampling, seed=self.seed,
         )  # fmt: skip
+
+
+def scripted_trajectory(
+    session_id: str,
+    *,
+    versions: Sequence[int],
+    prompt_tokens: int = 4,
+    sampled_tokens: int = 5,
+    sampling: Sampling | None = None,
+    seed: int = 0,
+) -> Trajectory:
+    """The one trajectory of a session with a call for each of `versions`, the version that sampled it."""
+    rng = random.Random(f"{seed} {session_id}")
+    calls = len(versions)
+    sampled = [[math.log(rng.uniform(0.05, 1.0)) for _ in range(sampled_tokens)] for _ in versions]
+    gap = [None] * prompt_tokens
+    return Trajectory(
+        id=f"{session_id}/0",
+        session_id=session_id,
+        token_ids=tuple(rng.randrange(256) for _ in range(calls * (prompt_tokens + sampled_tokens))),
+        loss_mask=tuple(([0] * prompt_tokens + [1] * sampled_tokens) * calls),
+        behavior_logprobs=tuple(x for logprobs in sampled for x in (*gap, *logprobs)),
+        policy_versions=tuple(x for version in versions for x in (*gap, *[version] * sampled_tokens)),
+        finish="terminated",
+        session_tokens=calls * sampled_tokens,
+        provenance=Provenance(
+            tokenizer="scripted", renderer="scripted", engine="scripted/1", sampling=sampling or Sampling()
+        ),
+    )
