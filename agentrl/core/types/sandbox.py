@@ -1,0 +1,84 @@
+"""Sandboxes and what runs in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.core.types.value import Value
+
+
+class SandboxLimits(Value):
+    memory_mb: int = Field(512, gt=0)
+    pids: int = Field(128, gt=0)
+    cpus: float = Field(1.0, gt=0)
+    disk_mb: int = Field(256, gt=0)
+
+
+class SandboxSpec(Value):
+    image: str = ""
+    """Empty means the backend's default (on `local`: the host's own read-only root)."""
+    files: Mapping[str, str] = Field(default_factory=dict)
+    """Text files to write before READY; paths are relative to `workdir` or absolute."""
+    workdir: str = "/work"
+    env: Mapping[str, str] = Field(default_factory=dict)
+    limits: SandboxLimits = SandboxLimits()
+    ttl_s: float = Field(300.0, gt=0)
+    """Lease: seconds without renew or exec after which the sandbox is closed."""
+
+
+class SandboxState(StrEnum):
+    QUEUED = "QUEUED"
+    CREATING = "CREATING"
+    READY = "READY"
+    PAUSED = "PAUSED"
+    CLOSING = "CLOSING"
+    CLOSED = "CLOSED"
+    FAILED = "FAILED"
+    LOST = "LOST"
+
+
+class SandboxView(Value):
+    """What the controller says about a sandbox."""
+
+    id: str
+    state: SandboxState
+    spec: SandboxSpec
+    owner: str
+    """Tenant or run that asked for it."""
+    created_at: float
+    """Unix seconds."""
+    deadline: float
+    """Unix seconds at which the lease ends."""
+    cause: str = ""
+    """Evidence, in FAILED, LOST and CLOSED."""
+
+
+class ExecRequest(Value):
+    argv: tuple[str, ...] = Field(min_length=1)
+    stdin: bytes = b""
+    cwd: str = ""
+    """Empty means the sandbox's workdir."""
+    env: Mapping[str, str] = Field(default_factory=dict)
+    timeout_s: float = Field(30.0, gt=0)
+    cap_bytes: int = Field(1 << 20, gt=0)
+    """Most bytes kept of each stream: the first and last halves of the cap."""
+
+
+class ExecResult(Value):
+    """Exists only if the command ran."""
+
+    status: Literal["EXITED", "SIGNALED", "TIMEOUT", "OOM"]
+    exit_code: int | None = None
+    """Set when EXITED."""
+    signal: int | None = None
+    """Set when SIGNALED, and for TIMEOUT and OOM the signal that ended it."""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    stdout_total: int = 0
+    """Bytes written, of which `stdout` holds at most the cap."""
+    stderr_total: int = 0
+    duration_s: float = 0.0
