@@ -39,6 +39,7 @@ SPECS: tuple[MetricSpec, ...] = (
     _step("train/mismatch_zero_lag_tokens", "Tokens sampled by exactly the weights that the step started from."),
     _step("train/pack_fill", "Tokens over pack area: 1 is no padding."),
     _step("train/take_s", "Seconds waiting for the batch."),
+    _step("train/train_s", "Seconds for the training step: prepare, proximal and update."),
     _step("train/prepare_s", "Seconds for advantages and packing."),
     _step("train/proximal_s", "Seconds for the forward pass before the update."),
     _step("train/update_s", "Seconds for forward, backward and optimizer."),

@@ -7,7 +7,7 @@ trained token, and rows are shared only after this very model showed that it kee
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +112,24 @@ def weights_of(model: torch.nn.Module) -> dict[str, Tensor]:
     named = {name: tensor.detach() for name, tensor in model.named_parameters()}
     named.update({name: tensor for name, tensor in model.named_buffers() if name in state})
     return named
+
+
+def load_weights(model: torch.nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy every weight of `weights_of` in place. TrainError when names or shapes differ."""
+    own = weights_of(model)
+    differing = {name for name in own.keys() | tensors.keys() if _shape(own, name) != _shape(tensors, name)}
+    if differing:
+        raise TrainError(
+            f"weights do not fit the model: {len(differing)} names or shapes differ, such as {min(differing)}; "
+            "the run's model.path or model.tiny has changed since they were saved"
+        )
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(tensors[name])
+
+
+def _shape(tensors: Mapping[str, Tensor], name: str) -> torch.Size | None:
+    return tensors[name].shape if name in tensors else None
 
 
 def save_model(model: torch.nn.Module, source: Path, folder: Path) -> None:

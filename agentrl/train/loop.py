@@ -1,0 +1,131 @@
+"""The trainer's control loop: take, optimise, checkpoint, commit, publish, apply, record. Run by `launch`.
+
+Invariant: a batch's claim becomes final only after a checkpoint holds what was learnt from it, and a version number
+never names two sets of weights: a resume publishes what it restored under a new number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from agentrl.core.config import TrainConfig
+from agentrl.core.protocols import MetricSink, Publisher, SampleSource
+from agentrl.core.types import WeightManifest
+from agentrl.train.checkpoint import Checkpoints
+from agentrl.train.model import probe_logprobs, weights_of
+from agentrl.train.trainer import Trainer
+
+log = logging.getLogger(__name__)
+
+
+class WeightStore(Protocol):
+    """Where versions are published; `agentrl.weights.publish.WeightFolder`."""
+
+    def publish(
+        self,
+        tensors: Mapping[str, Tensor],
+        *,
+        version: int,
+        step: int,
+        probe: Callable[[tuple[int, ...]], tuple[float, ...]],
+    ) -> tuple[WeightManifest, Path]:
+        """Write a version to disk; the path is its manifest's. `probe` gives the logprobs of token_ids[1:]."""
+        ...
+
+    def latest(self) -> int:
+        """The newest version on disk, -1 before the first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerParts:
+    """What the loop drives."""
+
+    trainer: Trainer
+    source: SampleSource
+    weights: WeightStore
+    publisher: Publisher
+    checkpoints: Checkpoints
+    sink: MetricSink
+    groups: int
+    """Of one step."""
+
+
+async def run_trainer(parts: TrainerParts, config: TrainConfig) -> None:
+    """Train up to `config.steps`, from the newest checkpoint if there is one. Raises TrainError, WeightsError."""
+    await _start(parts)
+    state = parts.trainer.state
+    while state.step < config.steps:
+        await _step(parts, config, state.step + 1)
+
+
+async def _start(parts: TrainerParts) -> None:
+    """Restore, give back what was claimed later, and publish the weights at hand as a new version."""
+    trainer, source = parts.trainer, parts.source
+    restored = await asyncio.to_thread(parts.checkpoints.restore, trainer)
+    await source.rewind(trainer.state.step)
+    if restored:
+        # The process may have ended between the checkpoint and its commit; repeating a commit changes nothing.
+        await source.commit(trainer.state.step, version=trainer.state.version, checkpoint=restored)
+        log.info("resumed from %s at step %d", restored, trainer.state.step)
+    # The disk may hold a version that was applied but never recorded.
+    trainer.state.version = max(await source.latest_version(), parts.weights.latest()) + 1
+    await _publish(parts)
+
+
+async def _step(parts: TrainerParts, config: TrainConfig, step: int) -> None:
+    trainer, source = parts.trainer, parts.source
+    watch = Stopwatch()
+    batch = await source.take(step, version=trainer.state.version, groups=parts.groups)
+    watch.lap("train/take_s")
+    # Torch in a thread: the loop goes on answering health checks and metrics.
+    metrics = await asyncio.to_thread(trainer.train_step, batch)
+    watch.lap("train/train_s")
+    if step % config.checkpoint_every == 0 or step == config.steps:
+        name = await asyncio.to_thread(parts.checkpoints.save, trainer)
+        await source.commit(step, version=trainer.state.version, checkpoint=name)
+    watch.lap("train/checkpoint_s")
+    await _publish(parts, watch)
+    parts.sink.write(step, {**metrics, **watch.laps, "train/step_s": watch.total})
+    log.info("step %d: reward %.3f, lag %.2f", step, metrics["reward/mean"], metrics["train/lag_mean"])
+
+
+async def _publish(parts: TrainerParts, watch: Stopwatch | None = None) -> None:
+    trainer = parts.trainer
+    watch = watch or Stopwatch()
+    manifest, path = await asyncio.to_thread(_write, parts)
+    watch.lap("train/publish_s")
+    await parts.publisher.apply(manifest, path)
+    await parts.source.publish_version(trainer.state.version, step=trainer.state.step, path=str(path))
+    watch.lap("train/apply_s")
+
+
+def _write(parts: TrainerParts) -> tuple[WeightManifest, Path]:
+    model, state = parts.trainer.model, parts.trainer.state
+    return parts.weights.publish(
+        weights_of(model), version=state.version, step=state.step, probe=lambda ids: probe_logprobs(model, ids)
+    )
+
+
+class Stopwatch:
+    """Seconds between laps."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[name], self._last = now - self._last, now
+
+    @property
+    def total(self) -> float:
+        return time.perf_counter() - self._began
