@@ -78,11 +78,12 @@ def create_app(
     ready: Callable[[], Awaitable[str]] | None = None,
     lifespan: Lifespan | None = None,
     exempt: Callable[[str], bool] = lambda path: False,
+    facts: Callable[[], Mapping[str, str]] = dict,
 ) -> FastAPI:
     """A FastAPI app with health, readiness, metrics, auth and the error envelope.
 
     `ready` returns "" when the service can work, else what it waits for (503 on /readyz).
-    An empty `token` leaves the app open: for tests and loopback only.
+    `facts` are further fields of /healthz. An empty `token` leaves the app open: for tests and loopback only.
     """
     app = FastAPI(title=name, lifespan=lifespan, docs_url=None, redoc_url=None)
     if token:
@@ -111,7 +112,7 @@ def create_app(
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:
-        return {"service": name, "status": "ok"}
+        return {"service": name, "status": "ok", **facts()}
 
     @app.get("/readyz")
     async def readyz() -> Response:

@@ -1,0 +1,160 @@
+"""The local backend: drives the fork server over its socket. Constructed by `sandbox.api`; called by `controller`.
+
+Invariant: one fork server a folder (it holds a lock there); one left by a killed controller is taken over, with
+its sandboxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from agentrl.core.errors import ConfigError, Ran, SandboxError, Unsupported
+from agentrl.core.types import SandboxSpec
+from sandbox.backends.base import Ended, Inventory
+from sandbox.backends.local.forkserver import SOCKET
+from sandbox.channel import Channel, Stream
+
+log = logging.getLogger(__name__)
+
+LINE = 64 << 20
+"""Longest answer of the fork server, in bytes: an inventory of everything."""
+
+
+class LocalBackend:
+    """Sandboxes as forks on this machine."""
+
+    def __init__(self, folder: Path, *, require_isolation: bool = False, idle_s: float = 60.0) -> None:
+        self.folder = folder
+        self.isolation = "unknown"
+        self._require_isolation = require_isolation
+        self._idle_s = idle_s
+        self._folder_fd = -1
+        self._writer: asyncio.StreamWriter | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._seq = 0
+        self._placed: set[str] = set()
+        self._ended: Ended = lambda sandbox_id, cause: None
+        self._connecting = asyncio.Lock()
+
+    async def start(self, ended: Ended) -> None:
+        self._ended = ended
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Reached through the descriptor, a socket's address stays short however long the folder's path is.
+        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        await self._connect()
+        hello = await self._ask("list")
+        self._placed = set(hello["live"])
+        why = hello["why_not"]
+        self.isolation = "none" if why else "namespaces"
+        if why and self._require_isolation:
+            await self.stop()
+            raise ConfigError(
+                f"sandbox.require_isolation is set, but this kernel allows no namespaces ({why}): "
+                "run as root or allow unprivileged user namespaces, or use the docker backend"
+            )
+        if why:
+            log.warning(
+                "SANDBOXES ARE NOT ISOLATED: this kernel allows no namespaces (%s). Commands run as this user, with "
+                "the network and with every file this user can read. Set sandbox.require_isolation to refuse this.",
+                why,
+            )
+
+    async def _connect(self) -> None:
+        async with self._connecting:
+            if self._writer is not None:
+                return
+            try:
+                reader, writer = await self._open(SOCKET)
+            except OSError:
+                await self._launch()
+                reader, writer = await self._open(SOCKET)
+            self._writer = writer
+            self._reading = asyncio.create_task(self._read(reader), name="fork-server")
+
+    async def _launch(self) -> None:
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        with (self.folder / "forkserver.log").open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "sandbox.backends.local.forkserver", ".", str(self._idle_s),
+                cwd=self.folder, env=environment, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
+        if await process.wait() != 0:
+            log_end = (self.folder / "forkserver.log").read_text(errors="replace")[-2000:]
+            raise SandboxError(f"the fork server in {self.folder} did not start: {log_end}", ran=Ran.NO)
+
+    async def _open(self, name: str) -> Stream:
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{self._folder_fd}/{name}", limit=LINE)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            message = json.loads(line)
+            if "ended" in message:
+                self._placed.discard(message["ended"])
+                self._ended(message["ended"], message["cause"])
+            elif (waiter := self._asked.pop(message["seq"], None)) is not None and not waiter.done():
+                waiter.set_result(message)
+        self._disconnected()
+
+    def _disconnected(self) -> None:
+        """The fork server is gone, and by its invariant so are its sandboxes."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
+        asked, self._asked = self._asked, {}
+        for waiter in asked.values():
+            if not waiter.done():
+                waiter.set_exception(SandboxError("the fork server ended", ran=Ran.MAYBE))
+        placed, self._placed = self._placed, set()
+        for sandbox_id in placed:
+            self._ended(sandbox_id, "the fork server ended")
+
+    async def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        await self._connect()
+        assert self._writer is not None
+        self._seq += 1
+        waiter: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._asked[self._seq] = waiter
+        self._writer.write(json.dumps({"seq": self._seq, "op": op, **fields}).encode() + b"\n")
+        answer = await waiter
+        if answer.get("error"):
+            raise SandboxError(f"local backend, {op} {fields.get('id', '')}: {answer['error']}", ran=Ran.NO)
+        return answer
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+        if spec.image:
+            raise Unsupported(f"the local backend has no images, but the spec asks for {spec.image!r}")
+        await self._ask("create", id=sandbox_id, spec=spec.model_dump())
+        self._placed.add(sandbox_id)
+
+    async def destroy(self, sandbox_id: str) -> None:
+        self._placed.discard(sandbox_id)
+        await self._ask("destroy", id=sandbox_id)
+
+    async def inventory(self) -> Inventory:
+        answer = await self._ask("list")
+        return Inventory(live=frozenset(answer["live"]), ended=answer["ended"])
+
+    def channel(self, sandbox_id: str) -> Channel:
+        return Channel(sandbox_id, lambda: self._open(f"{sandbox_id}.sock"))
+
+    async def pause(self, sandbox_id: str) -> None:
+        raise Unsupported("the local backend cannot pause a sandbox")
+
+    async def resume(self, sandbox_id: str) -> None:
+        raise Unsupported("the local backend cannot resume a sandbox")
+
+    async def stop(self) -> None:
+        self._placed = set()
+        if self._writer is not None:
+            await self._ask("shutdown")
+        if self._reading is not None:
+            await self._reading
+        os.close(self._folder_fd)

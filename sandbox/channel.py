@@ -1,0 +1,73 @@
+"""The way to one sandboxd: HTTP/1.1 over kept connections. Used by `controller`; made by backends.
+
+Hand-written since it carries every command of every episode: a general client costs more than the command.
+Invariant: a connection is reused only after its answer was read whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from agentrl.core.errors import Ran, ServiceUnavailable
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    kind: str
+    """Content type."""
+    body: bytes
+
+
+class Channel:
+    """Requests to one sandboxd; as many connections as there are requests at once."""
+
+    def __init__(self, where: str, connect: Callable[[], Awaitable[Stream]], *, token: str = "") -> None:
+        self._where = where
+        self._connect = connect
+        self._auth = f"authorization: Bearer {token}\r\n" if token else ""
+        self._idle: list[Stream] = []
+
+    async def request(
+        self, method: str, target: str, *, body: bytes = b"", key: str = "", timeout_s: float = 30.0
+    ) -> Answer:
+        """One request. ServiceUnavailable when sandboxd cannot be reached (ran=no) or does not answer (ran=maybe)."""
+        keyed = f"idempotency-key: {key}\r\n" if key else ""
+        head = f"{method} {target} HTTP/1.1\r\ncontent-length: {len(body)}\r\n{keyed}{self._auth}\r\n".encode()
+        try:
+            stream = self._idle.pop() if self._idle else await self._connect()
+        except OSError as error:
+            raise ServiceUnavailable(f"sandboxd of {self._where}: cannot connect: {error}", ran=Ran.NO) from error
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._exchange(stream, head, body)
+        except (OSError, EOFError, TimeoutError) as error:
+            stream[1].close()
+            raise ServiceUnavailable(
+                f"sandboxd of {self._where}: no answer to {method} {target.partition('?')[0]}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        except BaseException:
+            stream[1].close()
+            raise
+        self._idle.append(stream)
+        return answer
+
+    async def _exchange(self, stream: Stream, head: bytes, body: bytes) -> Answer:
+        reader, writer = stream
+        writer.write(head + body if len(body) < 65536 else head)
+        if len(body) >= 65536:
+            writer.write(body)
+            await writer.drain()
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = dict(line.split(": ", 1) for line in lines[1:] if line)
+        content = await reader.readexactly(int(headers["content-length"]))
+        return Answer(int(lines[0].split(" ", 2)[1]), headers["content-type"], content)
+
+    def close(self) -> None:
+        while self._idle:
+            self._idle.pop()[1].close()

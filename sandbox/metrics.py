@@ -1,0 +1,16 @@
+"""The metrics that the sandbox controller declares."""
+
+from __future__ import annotations
+
+from agentrl.core.telemetry import MetricSpec
+
+SPECS: tuple[MetricSpec, ...] = (
+    MetricSpec("sandbox/live_sandboxes", "gauge", "sandboxes that have not ended"),
+    MetricSpec("sandbox/isolated_info", "gauge", "1 when sandboxes are kept apart by the kernel, 0 when they are NOT"),
+    MetricSpec("sandbox/ended_total", "counter", "sandboxes that ended, by terminal state", labels=("state",)),
+    MetricSpec("sandbox/refused_total", "counter", "creations refused for lack of capacity"),
+    MetricSpec("sandbox/orphans_total", "counter", "sandboxes destroyed because the store did not know them"),
+    MetricSpec("sandbox/create_seconds", "histogram", "from the request to READY"),
+    MetricSpec("sandbox/exec_seconds", "histogram", "one command through sandboxd, its run time included"),
+    MetricSpec("sandbox/close_seconds", "histogram", "from CLOSING to CLOSED"),
+)

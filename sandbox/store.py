@@ -1,0 +1,158 @@
+"""The controller's records in SQLite or Postgres. Used by `controller` alone.
+
+Invariants: an update applies only to the revision that we wrote or read last (compare-and-set); `save` returns
+when its record is durable. Saves that come while one is being written share the next transaction, and of one
+sandbox only the newest record is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from agentrl.core.db import Database
+from agentrl.core.errors import Conflict
+from agentrl.core.types import SandboxSpec, SandboxState
+from sandbox.states import Record
+
+sandboxes = sa.table(
+    "sandboxes",
+    *(sa.column(name) for name in ("id", "owner", "key", "digest", "spec", "state", "revision")),
+    *(sa.column(name) for name in ("created_at", "deadline", "ended_at", "cause")),
+)
+INSERT = sandboxes.insert()
+UPDATE = (
+    sandboxes.update()
+    .where(sandboxes.c.id == sa.bindparam("which"), sandboxes.c.revision == sa.bindparam("expected"))
+    .values({name: sa.bindparam(name) for name in ("state", "revision", "deadline", "ended_at", "cause")})
+)
+
+
+class SandboxStore:
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._revisions: dict[str, int] = {}
+        """Last durable revision of each live record."""
+        self._pending: dict[str, Record] = {}
+        self._waiting: list[asyncio.Future[None]] = []
+        self._flusher: asyncio.Task[None] | None = None
+
+    async def save(self, record: Record) -> None:
+        """Durable on return. Conflict when another controller changed the row or took the key."""
+        done = asyncio.get_running_loop().create_future()
+        self._pending[record.id] = record
+        self._waiting.append(done)
+        if self._flusher is None:
+            self._flusher = asyncio.create_task(self._flush(), name="sandbox-store")
+        await done
+
+    async def _flush(self) -> None:
+        while self._pending:
+            records, self._pending = list(self._pending.values()), {}
+            waiting, self._waiting = self._waiting, []
+            try:
+                await self._write(records)
+            except Exception as error:
+                for done in waiting:
+                    if not done.done():
+                        done.set_exception(error)
+            else:
+                for done in waiting:
+                    if not done.done():
+                        done.set_result(None)
+        self._flusher = None
+
+    async def _write(self, records: Sequence[Record]) -> None:
+        known = self._revisions
+        inserts = [_row(r) | {"revision": 1} for r in records if r.id not in known]
+        updates = [
+            _changes(r) | {"which": r.id, "expected": known[r.id], "revision": known[r.id] + 1}
+            for r in records
+            if r.id in known
+        ]
+
+        async def work(connection: AsyncConnection) -> None:
+            if inserts:
+                await connection.execute(INSERT, inserts)
+            if updates:
+                result = await connection.execute(UPDATE, updates)
+                if result.rowcount != len(updates):
+                    raise Conflict(
+                        f"{len(updates) - result.rowcount} of {len(updates)} sandboxes were changed by another "
+                        "controller: nothing was written; run one controller on a store"
+                    )
+
+        try:
+            await self._database.write(work)
+        except sa.exc.IntegrityError as error:
+            raise Conflict(f"another controller took an idempotency key: {error.orig}") from error
+        for record in records:
+            if record.live:
+                known[record.id] = known.get(record.id, 0) + 1
+            else:
+                known.pop(record.id, None)
+
+    async def live(self) -> list[Record]:
+        """The records that have not ended; from now on this store writes to them."""
+        rows = await self._select(sandboxes.c.ended_at == 0.0)
+        self._revisions |= {row["id"]: row["revision"] for row in rows}
+        return [_record(row) for row in rows]
+
+    async def keys(self) -> dict[tuple[str, str], str]:
+        """Every (owner, key) with its sandbox's id."""
+        query = sa.select(sandboxes.c.owner, sandboxes.c.key, sandboxes.c.id)
+        async with self._database.read() as connection:
+            return {(owner, key): found for owner, key, found in await connection.execute(query)}
+
+    async def get(self, sandbox_id: str) -> Record | None:
+        rows = await self._select(sandboxes.c.id == sandbox_id)
+        return _record(rows[0]) if rows else None
+
+    async def ended(self, owner: str | None) -> list[Record]:
+        where = sandboxes.c.ended_at > 0.0
+        rows = await self._select(where if owner is None else where & (sandboxes.c.owner == owner))
+        return [_record(row) for row in rows]
+
+    async def purge(self, before: float) -> list[tuple[str, str]]:
+        """Forget records that ended before; returns their (owner, key)."""
+        gone = (sandboxes.c.ended_at > 0.0) & (sandboxes.c.ended_at < before)
+
+        async def work(connection: AsyncConnection) -> list[tuple[str, str]]:
+            rows = (await connection.execute(sa.select(sandboxes.c.owner, sandboxes.c.key).where(gone))).all()
+            if rows:
+                await connection.execute(sandboxes.delete().where(gone))
+            return [(owner, key) for owner, key in rows]
+
+        return await self._database.write(work)
+
+    async def _select(self, where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
+        async with self._database.read() as connection:
+            return (await connection.execute(sa.select(sandboxes).where(where))).mappings().all()
+
+    async def close(self) -> None:
+        if self._flusher is not None:
+            await self._flusher
+        await self._database.close()
+
+
+def _row(record: Record) -> dict[str, Any]:
+    identity = {"id": record.id, "owner": record.owner, "key": record.key, "digest": record.digest}
+    return identity | {"spec": record.spec.model_dump_json(), "created_at": record.created_at} | _changes(record)
+
+
+def _changes(record: Record) -> dict[str, Any]:
+    return {
+        "state": record.state.value, "deadline": record.deadline, "ended_at": record.ended_at, "cause": record.cause,
+    }  # fmt: skip
+
+
+def _record(row: sa.RowMapping) -> Record:
+    return Record(
+        id=row["id"], owner=row["owner"], key=row["key"], digest=row["digest"],
+        spec=SandboxSpec.model_validate_json(row["spec"]), state=SandboxState(row["state"]),
+        created_at=row["created_at"], deadline=row["deadline"], ended_at=row["ended_at"], cause=row["cause"],
+    )  # fmt: skip
