@@ -69,8 +69,11 @@ def role_main(context: RoleContext) -> Coroutine[Any, Any, None]:
 
 async def until_done_or_told(work: Coroutine[Any, Any, None]) -> bool:
     """Run `work`; False when TERM cancelled it."""
+    loop = asyncio.get_running_loop()
     task = asyncio.ensure_future(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    # Not the loop's own handler: a server that shuts down in good order replaces this one meanwhile, and raises the
+    # signal again afterwards.
+    signal.signal(signal.SIGTERM, lambda *_: loop.call_soon_threadsafe(task.cancel))
     try:
         await task
     except asyncio.CancelledError:
