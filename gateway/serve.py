@@ -43,7 +43,7 @@ class CallServer:
         self._sessions = sessions
         self._metrics = metrics
 
-    async def __call__(self, request: Request) -> Response:
+    async def respond(self, request: Request) -> Response:
         began = time.monotonic()
         try:
             body = await request.body()
@@ -58,7 +58,7 @@ class CallServer:
             return self._refusal(error)
         self._done(began)
         content = to_json(call.answer(node))
-        return Response(content, media_type="application/json", background=BackgroundTask(session.flushed, node))
+        return Response(content, media_type="application/json", background=BackgroundTask(_flushed, session, node))
 
     async def _events(
         self, session: Session, call: WireCall, future: asyncio.Future[Node], began: float
@@ -88,3 +88,7 @@ class CallServer:
         headers = {"x-should-retry": "true" if error.retryable else "false"}
         content = to_json(self._wire.failure(error))
         return Response(content, status_code=error.status, headers=headers, media_type="application/json")
+
+
+async def _flushed(session: Session, node: Node) -> None:
+    session.flushed(node)

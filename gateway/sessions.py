@@ -6,7 +6,6 @@ brought back from the store, by this process or by the next.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import time
 from collections import OrderedDict
@@ -28,17 +27,14 @@ class Sessions:
         self._services = services
         self._live: OrderedDict[str, Session] = OrderedDict()
         self._id_of_key: dict[str, str] = {}
-        self._opening = asyncio.Lock()
 
     async def open(self, request: SessionRequest, *, idempotency_key: str = "") -> Session:
         """A new session; with a key that was used before, the session of that time. Durable on return."""
-        if not idempotency_key:
-            return await self._create(secrets.token_hex(12), request)
-        async with self._opening:
-            try:
-                known = await self.by_id(idempotency_key)
-            except NotFound:
-                return await self._create(idempotency_key, request)
+        session_id = idempotency_key or secrets.token_hex(12)
+        stored = StoredSession(session_id, f"sk-{secrets.token_urlsafe(24)}", request, time.time(), sealed=False)
+        if await self._services.store.add_session(stored):
+            return self._adopt(Session(stored, Tree(), self._services))
+        known = await self.by_id(session_id)
         if known.request != request:
             raise Conflict(f"Idempotency-Key {idempotency_key!r} was used to open another session")
         return known
@@ -70,11 +66,6 @@ class Sessions:
     async def close(self) -> None:
         for session in list(self._live.values()):
             await session.close()
-
-    async def _create(self, session_id: str, request: SessionRequest) -> Session:
-        stored = StoredSession(session_id, f"sk-{secrets.token_urlsafe(24)}", request, time.time(), sealed=False)
-        await self._services.store.add_session(stored)
-        return self._adopt(Session(stored, Tree(), self._services))
 
     async def _load(self, stored: StoredSession) -> Session:
         tree = await self._services.store.load_tree(stored.id)

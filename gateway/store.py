@@ -1,7 +1,7 @@
 """Sessions and calls on disk. Called by `sessions` and `session`; the tables are the gateway's own.
 
-Invariant: a row is written once and only `sealed` and `delivery` ever change; what is read back equals what was
-written, token for token. One row a call, with the token arrays as little-endian bytes.
+Invariant: a row is written once and only a session's `sealed` and `flushed` ever change; what is read back
+equals what was written, token for token. One row a call, with the token arrays as little-endian bytes.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    insert,
     select,
     update,
 )
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrl.core.db import Database, open_database
@@ -43,6 +43,7 @@ sessions = Table(
     Column("request", Text, nullable=False),
     Column("opened_at", Float, nullable=False),
     Column("sealed", Boolean, nullable=False),
+    Column("flushed", Text, nullable=False),
 )
 nodes = Table(
     "gateway_nodes",
@@ -57,7 +58,6 @@ nodes = Table(
     Column("idempotency_key", String, nullable=False),
     Column("finish_reason", String, nullable=False),
     Column("branch", String),
-    Column("delivery", String, nullable=False),
     Column("cached_tokens", Integer, nullable=False),
     Column("record", LargeBinary, nullable=False),
     Column("prompt_delta", LargeBinary, nullable=False),
@@ -96,16 +96,18 @@ class SessionStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add_session(self, session: StoredSession) -> None:
+    async def add_session(self, session: StoredSession) -> bool:
+        """Durable on return. False when a session of this id exists already."""
         row = {
             "id": session.id, "key": session.key, "request": session.request.model_dump_json(),
-            "opened_at": session.opened_at, "sealed": session.sealed,
+            "opened_at": session.opened_at, "sealed": session.sealed, "flushed": "",
         }  # fmt: skip
 
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(insert(sessions), row)
-
-        await self._database.write(work)
+        try:
+            await self._database.insert(sessions, row)
+        except IntegrityError:
+            return False
+        return True
 
     async def find_session(self, *, session_id: str | None = None, key: str | None = None) -> StoredSession | None:
         where = sessions.c.id == session_id if session_id is not None else sessions.c.key == key
@@ -118,31 +120,29 @@ class SessionStore:
 
     async def add_node(self, session_id: str, node: Node) -> None:
         """Durable on return."""
-        row = _row(session_id, node)
+        await self._database.insert(nodes, _row(session_id, node))
+
+    async def seal(self, session_id: str, flushed: Sequence[int]) -> None:
+        """No more calls. `flushed` are the calls whose answers were handed over and not acknowledged since."""
+        values = {"sealed": True, "flushed": " ".join(map(str, flushed))}
+        statement = update(sessions).where(sessions.c.id == session_id).values(values)
 
         async def work(connection: AsyncConnection) -> None:
-            await connection.execute(insert(nodes), row)
-
-        await self._database.write(work)
-
-    async def seal(self, session_id: str, delivered: Sequence[int]) -> None:
-        """No more calls. `delivered` are the calls whose answers were flushed, which rows do not say yet."""
-
-        async def work(connection: AsyncConnection) -> None:
-            await connection.execute(update(sessions).where(sessions.c.id == session_id).values(sealed=True))
-            if delivered:
-                of_session = (nodes.c.session_id == session_id) & nodes.c.seq.in_(delivered)
-                await connection.execute(update(nodes).where(of_session).values(delivery=Delivery.FLUSHED.value))
+            await connection.execute(statement)
 
         await self._database.write(work)
 
     async def load_tree(self, session_id: str) -> Tree:
         query = select(nodes).where(nodes.c.session_id == session_id).order_by(nodes.c.seq)
+        delivered = select(sessions.c.flushed).where(sessions.c.id == session_id)
         async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
+            flushed = (await connection.execute(delivered)).scalar_one()
         tree = Tree()
         for row in rows:
             tree.add(_node(row, None if row.parent is None else tree.nodes[row.parent]))
+        for seq in map(int, flushed.split()):
+            tree.nodes[seq].delivery = Delivery.FLUSHED
         return tree
 
 
@@ -154,7 +154,7 @@ def _row(session_id: str, node: Node) -> dict[str, Any]:
         "session_id": session_id, "seq": node.seq, "parent": node.parent.seq if node.parent else None,
         "follows": node.follows, "turn": node.turn, "root_key": node.root_key, "digest": node.digest,
         "idempotency_key": node.idempotency_key, "finish_reason": node.finish_reason,
-        "branch": node.branch.value if node.branch else None, "delivery": node.delivery.value,
+        "branch": node.branch.value if node.branch else None,
         "cached_tokens": node.cached_tokens, "record": record.encode(), "prompt_delta": _pack("i", node.prompt_delta),
         "sampled": _pack("i", node.sampled), "logprobs": _pack("d", node.logprobs),
     }  # fmt: skip
@@ -168,7 +168,7 @@ def _node(row: Any, parent: Node | None) -> Node:
         prompt_delta=tuple(_unpack("i", row.prompt_delta)), sampled=tuple(_unpack("i", row.sampled)),
         logprobs=tuple(_unpack("d", row.logprobs)), finish_reason=row.finish_reason,
         branch=Branch(row.branch) if row.branch else None, digest=row.digest, idempotency_key=row.idempotency_key,
-        cached_tokens=row.cached_tokens, delivery=Delivery(row.delivery),
+        cached_tokens=row.cached_tokens,
     )  # fmt: skip
 
 

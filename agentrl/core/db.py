@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, TableClause, event, insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 T = TypeVar("T")
@@ -38,6 +39,10 @@ class Database:
         await self._queue.put((work, done))
         return await done
 
+    async def insert(self, table: TableClause, row: Mapping[str, Any]) -> None:
+        """Add one row, durable on return. Rows of one table that wait together go in one statement."""
+        await self.write(_Insert(table, row))
+
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         async with self.engine.connect() as connection:
@@ -58,7 +63,8 @@ class Database:
                 batch.append(self._queue.get_nowait())
             try:
                 async with self._write_engine.begin() as connection:
-                    results = [await work(connection) for work, _ in batch]
+                    await _insert_together(connection, [work for work, _ in batch])
+                    results = [None if isinstance(work, _Insert) else await work(connection) for work, _ in batch]
             except asyncio.CancelledError:
                 raise
             except Exception:
@@ -84,6 +90,27 @@ class Database:
             else:
                 if not done.done():
                     done.set_result(result)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Insert:
+    """One row to add, as a unit of work."""
+
+    table: TableClause
+    row: Mapping[str, Any]
+
+    async def __call__(self, connection: AsyncConnection) -> None:
+        await connection.execute(insert(self.table), self.row)
+
+
+async def _insert_together(connection: AsyncConnection, batch: Sequence[Work]) -> None:
+    """The inserts of a batch, a statement a table: on SQLite a statement costs more than a row."""
+    rows: dict[TableClause, list[Mapping[str, Any]]] = {}
+    for work in batch:
+        if isinstance(work, _Insert):
+            rows.setdefault(work.table, []).append(work.row)
+    for table, waiting in rows.items():
+        await connection.execute(insert(table), waiting)
 
 
 def _pragmas(connection: Any, _record: Any) -> None:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,6 +27,9 @@ from agentrl.core.types import Message, Tool, ToolCall
 # Unicode noncharacters. Every MARK in quoted text is followed by BREAK (inside a special token's literal) or by
 # KEEP (the text itself held a MARK), so that quoting can be undone exactly.
 MARK, KEEP, BREAK = "\ufdd0", "\ufdd1", "\ufdd2"
+
+CACHED_PIECE = 4096
+"""Characters up to which a text's tokens are kept for the next time."""
 
 Ids = tuple[int, ...]
 
@@ -47,6 +51,8 @@ class TokenizerAdapter:
         # Without its added tokens the tokenizer has no way to turn text into a special token.
         self._plain = Tokenizer.from_str(json.dumps({**tree, "added_tokens": [], "post_processor": None}))
         self._special = re.compile("(" + "|".join(map(re.escape, literals)) + ")") if literals else re.compile("(?!)")
+        # Templates repeat: headers, newlines, and the system prompt with its tools in every episode of a run.
+        self._encode_piece = lru_cache(maxsize=4096)(self._encode_plain)
         self.fingerprint = hashlib.sha256(data).hexdigest()[:16]
         self.name_or_path = str(settings.get("name_or_path") or folder)
         self.vocab_size = int(self._full.get_vocab_size(with_added_tokens=True))
@@ -74,9 +80,13 @@ class TokenizerAdapter:
             if special is not None:
                 ids.append(special)
             else:
-                if MARK in piece:
-                    piece = piece.replace(MARK + BREAK, "").replace(MARK + KEEP, MARK)
-                ids.extend(self._plain.encode(piece, add_special_tokens=False).ids)
+                ids.extend(self._encode_piece(piece) if len(piece) <= CACHED_PIECE else self._encode_plain(piece))
+        return ids
+
+    def _encode_plain(self, piece: str) -> list[int]:
+        if MARK in piece:
+            piece = piece.replace(MARK + BREAK, "").replace(MARK + KEEP, MARK)
+        ids: list[int] = self._plain.encode(piece, add_special_tokens=False).ids
         return ids
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool = False, **_: Any) -> str:

@@ -57,6 +57,15 @@ async def test_one_failing_write_harms_no_other(store_url: str, migrations: Path
     await database.close()
 
 
+async def test_rows_that_are_inserted_together_fail_alone(store_url: str, migrations: Path) -> None:
+    database = await open_database(store_url, room="room", migrations=migrations)
+    rows = [database.insert(numbers, {"n": n}) for n in (1, 2, 2, 3)]
+    results = await asyncio.gather(*rows, database.write(insert(4)), return_exceptions=True)
+    assert [type(r) for r in results].count(IntegrityError) == 1
+    assert await stored(database) == [1, 2, 3, 4]
+    await database.close()
+
+
 async def test_two_processes_worth_of_writers_do_not_collide(store_url: str, migrations: Path) -> None:
     first = await open_database(store_url, room="room", migrations=migrations)
     second = await open_database(store_url, room="room", migrations=migrations)

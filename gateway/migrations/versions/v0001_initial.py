@@ -17,6 +17,7 @@ def upgrade() -> None:
         sa.Column("request", sa.Text, nullable=False),
         sa.Column("opened_at", sa.Float, nullable=False),
         sa.Column("sealed", sa.Boolean, nullable=False),
+        sa.Column("flushed", sa.Text, nullable=False),
     )
     op.create_table(
         "gateway_nodes",
@@ -30,7 +31,6 @@ def upgrade() -> None:
         sa.Column("idempotency_key", sa.String, nullable=False),
         sa.Column("finish_reason", sa.String, nullable=False),
         sa.Column("branch", sa.String),
-        sa.Column("delivery", sa.String, nullable=False),
         sa.Column("cached_tokens", sa.Integer, nullable=False),
         sa.Column("record", sa.LargeBinary, nullable=False),
         sa.Column("prompt_delta", sa.LargeBinary, nullable=False),
