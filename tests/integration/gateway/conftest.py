@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +60,13 @@ class Gateway:
             "sampling": Sampling(max_tokens=400),
         }
         return await self.admin.open(SessionRequest(**(defaults | fields)))
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait, for ten seconds at most, for something that another task brings about."""
+    async with asyncio.timeout(10):
+        while not await holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 class StartGateway(Protocol):
