@@ -61,13 +61,14 @@ class Buffer:
             await asyncio.sleep(POLL_S)
 
     async def commit(self, step: int, *, version: int, checkpoint: str) -> None:
-        """Make the open claims of every step up to `step` final. Repeating a commit changes nothing."""
+        """Make the open claims of every step up to `step` final; `version` is the policy in the checkpoint.
+
+        Repeating a commit changes nothing.
+        """
 
         async def work(connection: AsyncConnection) -> None:
-            query = select(claims.c.step, claims.c.version).where(
-                claims.c.step <= step, claims.c.state == ClaimState.OPEN
-            )
-            pending = {row.step: row.version for row in await connection.execute(query.order_by(claims.c.step))}
+            standing = (claims.c.step <= step, claims.c.state == ClaimState.OPEN)
+            pending = set((await connection.execute(select(claims.c.step).where(*standing))).scalars())
             if step not in pending:
                 known = await connection.scalar(select(steps.c.checkpoint).where(steps.c.step == step))
                 if known == checkpoint:
@@ -76,18 +77,15 @@ class Buffer:
                     f"commit of step {step} with checkpoint {checkpoint!r}: no group is claimed for it "
                     f"(stored checkpoint: {known!r}); take the step before it is committed"
                 )
+            now = time.time()
             rows = [
-                {"step": k, "version": v, "checkpoint": checkpoint, "committed_at": time.time()}
-                for k, v in pending.items()
+                {"step": one, "version": version, "checkpoint": checkpoint, "committed_at": now}
+                for one in sorted(pending)
             ]
             await connection.execute(insert(steps), rows)
-            mine = select(claims.c.group_id).where(claims.c.step <= step, claims.c.state == ClaimState.OPEN)
+            mine = select(claims.c.group_id).where(*standing)
             await connection.execute(update(groups).where(groups.c.id.in_(mine)).values(state=GroupState.TRAINED))
-            await connection.execute(
-                update(claims)
-                .where(claims.c.step <= step, claims.c.state == ClaimState.OPEN)
-                .values(state=ClaimState.FINAL)
-            )
+            await connection.execute(update(claims).where(*standing).values(state=ClaimState.FINAL))
 
         await self._database.write(work)
 

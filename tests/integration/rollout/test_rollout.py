@@ -61,7 +61,8 @@ async def test_a_hung_environment_hits_its_deadline_and_the_step_goes_on(world: 
         if context.task.id.endswith("1"):
             await asyncio.Event().wait()
 
-    world.config = make_config(limits=Limits(wall_s=0.2), reissues=0)
+    # The hung group holds every place, so nothing goes on before its deadline.
+    world.config = make_config(limits=Limits(wall_s=0.2), reissues=0, concurrency=4)
     world.agent = ScriptedAgent(sometimes_hang)
     _, batches = await asyncio.gather(world.rollout().run(), world.train())
     assert len(batches) == 4
