@@ -6,13 +6,13 @@ nothing is sampled: there is no gateway, and so no trajectory to train on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from agentrl.core.environment import Environment
 from agentrl.core.protocols import Sandbox
 from agentrl.core.types import Attempt, Demonstration, Message, Stop, Task
 
-Policy = Callable[[Sequence[Message]], Message | None]
+Policy = Callable[[Sequence[Message]], Awaitable[Message | None]]
 """The next assistant message after a transcript; None gives up."""
 Watch = Callable[[Message], None]
 
@@ -23,7 +23,7 @@ class Scripted:
     def __init__(self, demonstration: Demonstration) -> None:
         self._moves = [message for message in demonstration.messages if message.role == "assistant"]
 
-    def __call__(self, transcript: Sequence[Message]) -> Message | None:
+    async def __call__(self, transcript: Sequence[Message]) -> Message | None:
         played = sum(message.role == "assistant" for message in transcript)
         return self._moves[played] if played < len(self._moves) else None
 
@@ -45,7 +45,7 @@ async def play(
     for message in environment.messages(task):
         add(message)
     stop, turns = Stop.TURNS, 0
-    while stop is Stop.TURNS and (reply := policy(transcript)) is not None:
+    while stop is Stop.TURNS and (reply := await policy(transcript)) is not None:
         turns += 1
         add(reply)
         if not reply.tool_calls:

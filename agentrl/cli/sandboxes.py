@@ -1,0 +1,43 @@
+"""A sandbox for one command: from the configured controller, or from one that lives in this process meanwhile."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agentrl.core.config import SandboxConfig
+from agentrl.core.http import serving
+from agentrl.core.protocols import Sandbox
+from agentrl.core.types import SandboxSpec
+from sandbox.api import create_sandbox_app
+from sandbox.client import SandboxClient
+
+OWNER = "agentrl-env"
+
+
+@asynccontextmanager
+async def sandbox_for(spec: SandboxSpec | None, config: SandboxConfig) -> AsyncIterator[Sandbox | None]:
+    """A READY sandbox, or None for an environment without one."""
+    if spec is None:
+        yield None
+        return
+    async with _controller(config) as url:
+        client = SandboxClient(url)
+        try:
+            async with client.acquire(spec, owner=OWNER, key=uuid.uuid4().hex) as sandbox:
+                yield sandbox
+        finally:
+            await client.close()
+
+
+@asynccontextmanager
+async def _controller(config: SandboxConfig) -> AsyncIterator[str]:
+    if config.url:
+        yield config.url
+        return
+    with tempfile.TemporaryDirectory(prefix="agentrl-env-") as folder:
+        async with serving(create_sandbox_app(config, folder=Path(folder))) as url:
+            yield url
