@@ -94,14 +94,18 @@ class LocalBackend:
         return await asyncio.open_unix_connection(f"/proc/self/fd/{self._folder_fd}/{name}", limit=LINE)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            message = json.loads(line)
-            if "ended" in message:
-                self._placed.discard(message["ended"])
-                self._ended(message["ended"], message["cause"])
-            elif (waiter := self._asked.pop(message["seq"], None)) is not None and not waiter.done():
-                waiter.set_result(message)
-        self._disconnected()
+        try:
+            while line := await reader.readline():
+                message = json.loads(line)
+                if "seq" not in message:
+                    self._placed.discard(message["ended"])
+                    self._ended(message["ended"], message["cause"])
+                elif (waiter := self._asked.pop(message["seq"], None)) is not None and not waiter.done():
+                    waiter.set_result(message)
+        except OSError as error:
+            log.warning("the connection to the fork server broke: %s", error)
+        finally:
+            self._disconnected()
 
     def _disconnected(self) -> None:
         """The fork server is gone, and by its invariant so are its sandboxes."""
