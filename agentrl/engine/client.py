@@ -7,6 +7,7 @@ weights), whichever engine answered, and a cancelled call is aborted on the engi
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -65,7 +66,7 @@ class EngineClient:
         choice: dict[str, Any] = {}
         async for event in self._events(request):
             if event.get("error"):
-                raise EngineError(f"{self.url}: the call failed while streaming: {event['error']}")
+                raise _reported(event["error"])
             if not event["choices"]:
                 if last is None:
                     break
@@ -106,7 +107,7 @@ class EngineClient:
             "token_ids": list(token_ids),
             "sampling_params": {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0},
         }
-        response = await self._request("POST", GENERATE, content=orjson.dumps(body))
+        response = await self._request("POST", GENERATE, json=body)
         rows = orjson.loads(response.content)["prompt_logprobs"]
         pairs = zip(token_ids[1:], rows[1:], strict=True)
         return tuple(row[str(token)]["logprob"] for token, row in pairs)
@@ -123,7 +124,7 @@ class EngineClient:
             if not self._weight_transfer:
                 await self._request("POST", "/init_weight_transfer_engine", json={"init_info": {}})
                 self._weight_transfer = True
-            await self._request("POST", "/start_weight_update")
+            await self._start_update()
             await self._request("POST", "/update_weights", json={"update_info": {"path": str(manifest_path)}})
 
     async def commit_weights(self, version: int) -> None:
@@ -168,6 +169,14 @@ class EngineClient:
         except AgentRLError as error:
             raise _engine_error(error) from error
 
+    async def _start_update(self) -> None:
+        """An update that was begun and never finished is taken over: what it staged is replaced."""
+        try:
+            await self._request("POST", "/start_weight_update")
+        except EngineError as error:
+            if "already active" not in error.message:
+                raise
+
     async def _get(self, path: str) -> Any:
         return orjson.loads((await self._request("GET", path)).content)
 
@@ -190,12 +199,17 @@ def _engine_error(error: AgentRLError) -> AgentRLError:
     if isinstance(error, EngineError | ServiceUnavailable | Unauthorized | WeightsError):
         return error
     status = error.detail.get("http_status", 500)
-    if status == 400 and "context length" in error.message:
+    if status == 400 and re.search("maximum (context|model) length", error.message):
         return ContextOverflow(error.message)
     if status == 503:
         return ServiceUnavailable(error.message, ran=Ran.NO)
     # The engine's own failures may pass; a request that it refuses will be refused again.
     return EngineError(error.message, ran=error.ran, retryable=status >= 500, detail=error.detail)
+
+
+def _reported(error: Mapping[str, Any]) -> AgentRLError:
+    """An error that vLLM reports inside a stream, whose status line it has sent already."""
+    return _engine_error(AgentRLError(str(error.get("message")), detail={"http_status": error.get("code", 500)}))
 
 
 @asynccontextmanager

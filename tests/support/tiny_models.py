@@ -19,14 +19,16 @@ PROBE = (5, 1, 4, 1, 5, 9, 2, 6)
 FAMILIES = {"qwen2": Qwen2Config, "qwen3": Qwen3Config, "llama": LlamaConfig}
 
 
-def tiny_model(family: str = "qwen2", *, tied: bool = True, seed: int = 0) -> PreTrainedModel:
+def tiny_model(
+    family: str = "qwen2", *, tied: bool = True, seed: int = 0, hidden: int = 32, context: int = CONTEXT
+) -> PreTrainedModel:
     """Two layers, grouped heads, and weights large enough for a distribution with peaks."""
     logging.disable_progress_bar()
     torch.manual_seed(seed)
     config = FAMILIES[family](
-        vocab_size=VOCAB, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, max_position_embeddings=CONTEXT, tie_word_embeddings=tied,
-        initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        vocab_size=VOCAB, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=context, tie_word_embeddings=tied,
+        initializer_range=1.7 / hidden**0.5, bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )  # fmt: skip
     return AutoModelForCausalLM.from_config(config).eval()
 
@@ -46,7 +48,7 @@ def token_logprobs(model: PreTrainedModel, token_ids: Sequence[int]) -> list[flo
 def publish(model: PreTrainedModel, folder: Path, version: int) -> Path:
     """Write the model as a published version; returns its manifest's path."""
     folder = folder / f"v{version:06d}"
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
     save_file(tensors, folder / "weights.safetensors")
     entries = tuple(
