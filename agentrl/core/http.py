@@ -8,6 +8,7 @@ raises the error that the other side sent, and says of a broken connection wheth
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json as jsonlib
 import logging
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
+import aiohttp
 import httpx
 import uvicorn
 from fastapi import FastAPI, Request, Response
@@ -149,7 +151,8 @@ async def serving(app: FastAPI) -> AsyncIterator[str]:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.bind(("127.0.0.1", 0))
     run = server(app)
-    run.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    # Signals belong to the program that embeds the service: uvicorn would swallow its Ctrl-C.
+    run.capture_signals = contextlib.nullcontext  # type: ignore[method-assign, assignment]
     task = asyncio.create_task(run.serve(sockets=[listener]))
     try:
         while not run.started:
@@ -242,9 +245,10 @@ def _dump(body: Mapping[str, Any]) -> bytes:
 def _connection_errors(where: str) -> Iterator[None]:
     try:
         yield
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise ServiceUnavailable(f"{where}: cannot connect: {error}", ran=Ran.NO) from error
     except httpx.HTTPError as error:
+        # The transport also calls a connection that broke under way a connect error: its cause tells them apart.
+        if isinstance(error.__cause__, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
+            raise ServiceUnavailable(f"{where}: cannot connect: {error}", ran=Ran.NO) from error
         raise ServiceUnavailable(f"{where}: no answer: {type(error).__name__}: {error}", ran=Ran.MAYBE) from error
 
 

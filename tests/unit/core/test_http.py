@@ -143,6 +143,21 @@ async def test_a_refused_connection_did_not_run_and_a_lost_answer_may_have() -> 
     assert caught.value.ran is Ran.MAYBE
 
 
+async def test_a_connection_that_breaks_after_the_request_may_have_run() -> None:
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
+    service = Service(f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}")
+    with pytest.raises(ServiceUnavailable, match="no answer") as caught:
+        await service.request("POST", "/x", content=b"")
+    assert caught.value.ran is Ran.MAYBE
+    await service.close()
+    listener.close()
+    await listener.wait_closed()
+
+
 async def test_an_answer_that_is_no_envelope_is_quoted() -> None:
     plain = FastAPI()
 
