@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.markup import escape
@@ -65,7 +66,7 @@ class Human:
     """Reads moves from the terminal.
 
     Where there is one tool with one text parameter, a line is its argument. Elsewhere a move is `TOOL {JSON}`,
-    and a line that begins with no tool's name is the answer. Ctrl-D gives up.
+    and a line that begins with no tool's name is the answer. Ctrl-D or Ctrl-C gives up.
     """
 
     def __init__(self, console: Console, tools: Sequence[Tool]) -> None:
@@ -76,9 +77,11 @@ class Human:
         console.print(f"[dim]{how}; Ctrl-D gives up[/]")
 
     async def __call__(self, transcript: Sequence[Message]) -> Message | None:
+        # Blocks the event loop, in which nothing else has to happen while the person thinks.
         try:
-            line = await asyncio.to_thread(self._console.input, "[bold]> [/]")
-        except EOFError:
+            with _ctrl_c_raises():
+                line = self._console.input("[bold]> [/]")
+        except (EOFError, KeyboardInterrupt):
             return None
         return self.move(line, f"call-{len(transcript)}")
 
@@ -98,6 +101,16 @@ class Human:
             parsed = None
         arguments = parsed if isinstance(parsed, dict) else None
         return Message(role="assistant", tool_calls=(ToolCall(id=call_id, name=name, arguments=arguments, raw=raw),))
+
+
+@contextlib.contextmanager
+def _ctrl_c_raises() -> Iterator[None]:
+    """asyncio turns the first Ctrl-C into a cancellation, which a blocked prompt would not notice."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _only_text_parameter(tools: Sequence[Tool]) -> tuple[str, str] | None:

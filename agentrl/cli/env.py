@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from agentrl.cli.conversation import Human, print_demonstration, print_message, print_outcome, print_spec, print_tools
 from agentrl.cli.sandboxes import sandbox_for
@@ -48,19 +47,20 @@ def new(
 @app.command("list")
 def list_environments() -> None:
     """The installed environments, with where they come from."""
-    table = Table("environment", "version", "tools", "from", box=None, header_style="bold")
-    for point in sorted(entry_points(group="agentrl.envs")):
-        source = f"{point.dist.name} {point.dist.version}" if point.dist else ""
-        try:
-            environment = load_environment(point.name, {})
-        except AgentRLError as error:
-            table.add_row(point.name, "[red]broken[/]", "", f"{source}: {error.message}")
-        except TypeError as error:
-            table.add_row(point.name, "", "", f"{source}: needs options: {error}")
-        else:
-            tools = ", ".join(tool.name for tool in environment.tools)
-            table.add_row(point.name, environment.version, tools, f"{source} ({point.value})")
-    Console(soft_wrap=True).print(table)
+    rows = [("environment", "version", "tools", "from"), *map(_row, sorted(entry_points(group="agentrl.envs")))]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for *cells, source in rows:
+        typer.echo("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), source]))
+
+
+def _row(point: EntryPoint) -> tuple[str, str, str, str]:
+    source = f"{point.dist.name} {point.dist.version} ({point.value})" if point.dist else point.value
+    try:
+        environment = load_environment(point.name, {})
+    # A plugin that does not load, or wants options, must not hide the others.
+    except (AgentRLError, TypeError) as error:
+        return point.name, "?", "?", f"{source}: {error}"
+    return point.name, environment.version, ", ".join(tool.name for tool in environment.tools), source
 
 
 @app.command()

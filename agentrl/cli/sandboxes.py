@@ -16,6 +16,8 @@ from sandbox.api import create_sandbox_app
 from sandbox.client import SandboxClient
 
 OWNER = "agentrl-env"
+LEASE_S = 3600.0
+"""A person thinks for longer than an agent."""
 
 
 @asynccontextmanager
@@ -24,6 +26,7 @@ async def sandbox_for(spec: SandboxSpec | None, config: SandboxConfig) -> AsyncI
     if spec is None:
         yield None
         return
+    spec = spec.model_copy(update={"ttl_s": max(spec.ttl_s, LEASE_S)})
     async with _controller(config) as url:
         client = SandboxClient(url)
         try:

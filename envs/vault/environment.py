@@ -116,8 +116,7 @@ def _draw(rng: random.Random, split: Split) -> dict[str, object]:
 
 
 def _turn(command: str, output: str) -> tuple[Message, Message]:
-    arguments = {"command": command}
-    call = ToolCall(id=f"call-{command}", name="bash", arguments=arguments, raw=json.dumps(arguments))
+    call = ToolCall.of("bash", {"command": command}, id=f"call-{command}")
     return (
         Message(role="assistant", tool_calls=(call,)),
         Message(role="tool", content=output, tool_call_id=call.id),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -40,6 +41,11 @@ class ToolCall(Value):
     """Parsed arguments; None when `raw` is not a JSON object."""
     raw: str
     """The argument string exactly as the model wrote it."""
+
+    @classmethod
+    def of(cls, name: str, arguments: Mapping[str, Any], id: str = "call-0") -> ToolCall:
+        """A well-formed call, as demonstrations write them."""
+        return cls(id=id, name=name, arguments=arguments, raw=json.dumps(arguments))
 
 
 class Message(Value):
