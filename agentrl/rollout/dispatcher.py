@@ -62,10 +62,11 @@ class _Open:
 class Dispatcher:
     """The state machine of issue, re-issue and group completion."""
 
-    def __init__(self, config: RolloutConfig) -> None:
+    def __init__(self, config: RolloutConfig, *, steps: int) -> None:
         self._config = config
+        self._steps = steps
         self._staleness = Staleness.of(config)
-        self._ledger = Ledger(version=-1, ready=0, consumed=0, flat=0, steps=0)
+        self._ledger = Ledger(version=-1, ready=0, consumed=0, flat=0, steps=0, taken=0)
         self._open: dict[str, _Open] = {}
         self._pending: deque[Slot] = deque()
         self._running: set[Slot] = set()
@@ -85,8 +86,9 @@ class Dispatcher:
 
     @property
     def room(self) -> int:
-        """Groups that staleness lets in now."""
-        return self._staleness.room(self._ledger, len(self._open))
+        """Groups that staleness lets in now, and that a step is left for."""
+        left = (self._steps - self._ledger.taken) * self._config.groups - self._ledger.ready - len(self._open)
+        return max(0, min(left, self._staleness.room(self._ledger, len(self._open))))
 
     def observe(self, ledger: Ledger) -> None:
         """Take over a reading of the store that is newer than every group end told so far."""

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
 from typing import TypeAlias
 
 from agentrl.core.config import RolloutConfig
@@ -22,7 +21,6 @@ from agentrl.rollout.acceptance import Verdict, judge
 from agentrl.rollout.dispatcher import Dispatcher, Ended, Result, Slot
 from agentrl.rollout.episode import Order, Player
 from agentrl.rollout.report import Reporter
-from agentrl.rollout.staleness import Ledger
 from agentrl.rollout.store import EndedSlot, Issue, Store
 from agentrl.rollout.tables import EpisodeState
 from agentrl.rollout.tasks import TaskStream
@@ -49,13 +47,15 @@ class Producer:
         player: Player,
         store: Store,
         seed: int,
+        steps: int,
         metrics: Metrics,
     ) -> None:
         self._config = config
         self._player = player
         self._store = store
         self._seed = seed
-        self._dispatcher = Dispatcher(config)
+        self._steps = steps
+        self._dispatcher = Dispatcher(config, steps=steps)
         self._reporter = Reporter(metrics, concurrency=config.concurrency)
         self._tasks: dict[str, Task] = {}
         self._stored: dict[Slot, str] = {}
@@ -69,13 +69,13 @@ class Producer:
     def dispatcher(self) -> Dispatcher:
         return self._dispatcher
 
-    async def run(self, finished: Callable[[Ledger], bool]) -> None:
-        """Produce until `finished` says so of the ledger. Raises NoProgress, or what ended an episode."""
+    async def run(self) -> None:
+        """Produce until all training steps are committed. Raises NoProgress, or what ended an episode."""
         try:
             stream = await self._restore()
             while True:
                 await self._observe()
-                if finished(self._dispatcher.ledger):
+                if self._dispatcher.ledger.steps >= self._steps:
                     return
                 await self._issue(stream)
                 self._start()

@@ -58,7 +58,8 @@ class Listen:
 
 async def run_rollout(config: RunConfig, rooms: Rooms, database: Database, listen: Listen) -> None:
     """Everything the rollout process does, from start or restart to the end of the run."""
-    rollout = Rollout(config, rooms, database)
+    owner = f"{config.name}-{await Store(database).identity()}"
+    rollout = Rollout(config, rooms, database, owner=owner)
     http = server(rollout.app(listen.token), host=listen.host, port=listen.port)
     serving = asyncio.create_task(http.serve())
     try:
@@ -71,15 +72,21 @@ async def run_rollout(config: RunConfig, rooms: Rooms, database: Database, liste
 class Rollout:
     """The phases of a run, and what the status page says of them."""
 
-    def __init__(self, config: RunConfig, rooms: Rooms, database: Database) -> None:
+    def __init__(self, config: RunConfig, rooms: Rooms, database: Database, *, owner: str) -> None:
         self._config = config
         self._rooms = rooms
         self._database = database
         self._store = Store(database)
+        self._owner = owner
         self._metrics = Metrics(SPECS)
         self._phase = "starting"
         self._producer = Producer(
-            config.rollout, player=self._player(), store=self._store, seed=config.seed, metrics=self._metrics
+            config.rollout,
+            player=self._player(),
+            store=self._store,
+            seed=config.seed,
+            steps=config.train.steps,
+            metrics=self._metrics,
         )
 
     async def run(self) -> None:
@@ -87,7 +94,7 @@ class Rollout:
         await self._first_version()
         await self._evaluate(BEFORE)
         self._phase = "training"
-        await together([self._producer.run(self._trained), self._evaluate_periodically()])
+        await together([self._producer.run(), self._evaluate_periodically()])
         await self._last_version()
         await self._evaluate(AFTER)
         self._phase = "done"
@@ -117,11 +124,8 @@ class Rollout:
             sampling = sampling.model_copy(update={"temperature": temperature})
         return Player(
             environment=rooms.environment, agent=rooms.agent, sessions=rooms.sessions, sandboxes=rooms.sandboxes,
-            rewards=rooms.rewards, sampling=sampling, owner=config.name, score_s=config.reward.timeout_s,
+            rewards=rooms.rewards, sampling=sampling, owner=self._owner, score_s=config.reward.timeout_s,
         )  # fmt: skip
-
-    def _trained(self, ledger: Ledger) -> bool:
-        return ledger.steps >= self._config.train.steps
 
     async def _evaluate(self, label: str) -> Evaluation | None:
         """Run, continue or skip the evaluation `label`."""
@@ -174,7 +178,7 @@ class Rollout:
         """Close the sandboxes of a process that died: their episodes are issued again under other ids."""
         if self._rooms.sandboxes is None:
             return
-        for view in await self._rooms.sandboxes.list(owner=self._config.name):
+        for view in await self._rooms.sandboxes.list(owner=self._owner):
             await tidy(self._close(view.id), f"closing leftover sandbox {view.id}")
 
     async def _close(self, sandbox_id: str) -> None:

@@ -27,6 +27,8 @@ class Ledger:
     """Groups dropped as flat since `version` was published."""
     steps: int
     """Committed training steps."""
+    taken: int
+    """Training steps that have taken their groups, committed or not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ so that a transition that was already made is refused instead of repeated.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from agentrl.rollout.tables import (
     episodes,
     evaluations,
     groups,
+    identity,
     pack,
     samples,
     steps,
@@ -85,6 +87,18 @@ class Store:
     def __init__(self, database: Database) -> None:
         self.database = database
 
+    async def identity(self) -> str:
+        """A random name of this store, the same for as long as it exists."""
+
+        async def work(connection: AsyncConnection) -> str:
+            known = await connection.scalar(select(identity.c.id))
+            if known is None:
+                known = secrets.token_hex(8)
+                await connection.execute(insert(identity), [{"id": known}])
+            return str(known)
+
+        return await self.database.write(work)
+
     async def ledger(self) -> Ledger:
         """One consistent reading of what admission counts."""
         newest = select(func.coalesce(func.max(versions.c.version), -1)).scalar_subquery()
@@ -93,10 +107,11 @@ class Store:
         flat = select(func.count()).where(groups.c.reason == DropReason.FLAT, groups.c.ended_version >= newest)
         ready = select(func.count()).where(groups.c.state == GroupState.READY)
         committed = select(func.count()).select_from(steps)
-        columns = (newest, *(query.scalar_subquery() for query in (ready, consumed, flat, committed)))
+        taken = select(func.count(claims.c.step.distinct())).where(claims.c.state.in_(live))
+        columns = (newest, *(query.scalar_subquery() for query in (ready, consumed, flat, committed, taken)))
         async with self.database.read() as connection:
             row = (await connection.execute(select(*columns))).one()
-        return Ledger(version=row[0], ready=row[1], consumed=row[2], flat=row[3], steps=row[4])
+        return Ledger(version=row[0], ready=row[1], consumed=row[2], flat=row[3], steps=row[4], taken=row[5])
 
     async def cursor(self) -> int:
         """Tasks of the training stream that were issued."""

@@ -145,6 +145,9 @@ cursors = Table(
     Column("position", Integer, nullable=False),
 )
 
+identity = Table("rollout_identity", metadata, Column("id", String, primary_key=True))
+"""One row: a random name, by which the run's sandboxes are told from those of a run with the same name."""
+
 evaluations = Table(
     "rollout_evaluations",
     metadata,

@@ -20,6 +20,7 @@ from agentrl.rollout.store import open_store_database
 from agentrl.testing.agent import ScriptedAgent
 from agentrl.testing.environment import PlainEnvironment
 from agentrl.testing.rewards import ScriptedRewards
+from agentrl.testing.sandbox import InMemorySandboxes
 from agentrl.testing.sessions import ScriptedSessions
 
 ROLLOUT = {"groups": 3, "group_size": 4, "concurrency": 16, "no_progress_s": 20.0}
@@ -32,14 +33,15 @@ class World:
     database: Database
     trainers_database: Database
     sessions: ScriptedSessions = field(default_factory=ScriptedSessions)
+    sandboxes: InMemorySandboxes = field(default_factory=InMemorySandboxes)
     agent: ScriptedAgent = field(default_factory=ScriptedAgent)
     environment: PlainEnvironment = field(default_factory=PlainEnvironment)
     rewards: ScriptedRewards = field(default_factory=lambda: ScriptedRewards(alternate()))
     config: RunConfig = field(default_factory=lambda: config())
 
     def rollout(self) -> Rollout:
-        rooms = Rooms(self.environment, self.agent, self.sessions, None, self.rewards)
-        return Rollout(self.config, rooms, self.database)
+        rooms = Rooms(self.environment, self.agent, self.sessions, self.sandboxes, self.rewards)
+        return Rollout(self.config, rooms, self.database, owner="this-run")
 
     @property
     def buffer(self) -> Buffer:

@@ -12,7 +12,7 @@ from sqlalchemy import select
 from agentrl.core.errors import NoProgress
 from agentrl.core.http import Service, free_port
 from agentrl.core.protocols import AgentContext, Batch
-from agentrl.core.types import Limits, Message, Scored, Task
+from agentrl.core.types import Limits, Message, SandboxSpec, SandboxState, Scored, Task
 from agentrl.rollout.audit import audit
 from agentrl.rollout.evaluate import load_evaluation
 from agentrl.rollout.service import Listen, Rooms, run_rollout
@@ -147,6 +147,17 @@ async def test_a_restart_keeps_ready_groups_and_issues_running_episodes_again(
     assert sorted(issues) == sorted(slots), "each interrupted attempt is issued again, once"
 
 
+async def test_a_restart_closes_its_own_leftover_sandboxes_and_nobody_elses(world: Any) -> None:
+    spec = SandboxSpec()
+    mine = await world.sandboxes.acquire(spec, owner="this-run", key="a").__aenter__()
+    theirs = await world.sandboxes.acquire(spec, owner="another-run", key="b").__aenter__()
+    world.environment.spec = spec
+    await asyncio.gather(world.rollout().run(), world.train())
+    assert mine.box.state is SandboxState.CLOSED
+    live = await world.sandboxes.list()
+    assert [view.id for view in live] == [theirs.id]
+
+
 async def test_a_trainer_that_dies_between_claim_and_commit_loses_nothing(world: Any, make_config: Any) -> None:
     world.config = make_config(steps=6)
     rollout = asyncio.create_task(world.rollout().run())
@@ -236,7 +247,7 @@ async def test_at_limit_drop_sweeps_what_got_too_old(world: Any, make_config: An
 async def test_the_process_serves_its_metrics_and_status(world: Any, make_config: Any, make_rewards: Any) -> None:
     world.config, world.rewards = make_config(steps=3), make_rewards(infra_every=5)
     port = free_port()
-    rooms = Rooms(world.environment, world.agent, world.sessions, None, world.rewards)
+    rooms = Rooms(world.environment, world.agent, world.sessions, world.sandboxes, world.rewards)
     running = asyncio.create_task(run_rollout(world.config, rooms, world.database, Listen(port, token="secret")))
     service = Service(f"http://127.0.0.1:{port}", token="secret")
     await world.train(steps=2)

@@ -47,7 +47,7 @@ class Trial(RuleBasedStateMachine):
                 "max_lag": max_lag, "flat_limit": flat_limit,
             }
         )  # fmt: skip
-        self.dispatcher = Dispatcher(self.config)
+        self.dispatcher = Dispatcher(self.config, steps=10**6)
         self.groups: dict[str, StoredGroup] = {}
         self.running: list[Slot] = []
         self.version, self.steps = -1, 0
@@ -58,7 +58,9 @@ class Trial(RuleBasedStateMachine):
 
         consumed = sum(g.state == "consumed" and g.version >= self.version for g in self.groups.values())
         flat = sum(g.state == "flat" and g.version >= self.version for g in self.groups.values())
-        return Ledger(self.version, ready=count(state="ready"), consumed=consumed, flat=flat, steps=self.steps)
+        return Ledger(
+            self.version, ready=count(state="ready"), consumed=consumed, flat=flat, steps=self.steps, taken=self.steps
+        )
 
     def complete(self, group_id: str) -> None:
         end = self.dispatcher.complete(group_id)
@@ -128,7 +130,7 @@ class Trial(RuleBasedStateMachine):
 
     @rule()
     def rollout_dies(self) -> None:
-        self.dispatcher = Dispatcher(self.config)
+        self.dispatcher = Dispatcher(self.config, steps=10**6)
         self.running = []
         for id_, group in self.groups.items():
             if group.state == "running":
@@ -175,7 +177,7 @@ def _config(**changes: object) -> RolloutConfig:
 
 
 def _at_version(dispatcher: Dispatcher, version: int = 0, *, flat: int = 0) -> None:
-    dispatcher.observe(Ledger(version=version, ready=0, consumed=0, flat=flat, steps=0))
+    dispatcher.observe(Ledger(version=version, ready=0, consumed=0, flat=flat, steps=0, taken=0))
 
 
 def _play_group(dispatcher: Dispatcher, ends: list[Ended]) -> GroupEnd | None:
@@ -192,14 +194,14 @@ def _scored(*rewards: float) -> list[Ended]:
 
 
 def test_nothing_is_issued_before_the_first_version() -> None:
-    dispatcher = Dispatcher(_config())
+    dispatcher = Dispatcher(_config(), steps=100)
     assert not dispatcher.wants_group()
     assert dispatcher.waiting_for() == "the trainer's first policy version"
 
 
 @pytest.mark.parametrize(("form", "outstanding"), [("sync", B), ("one_step", 2 * B), ("async", 3 * B)])
 def test_each_form_keeps_so_many_groups_outstanding(form: str, outstanding: int) -> None:
-    dispatcher = Dispatcher(_config(form=form, max_lag=2, concurrency=1000))
+    dispatcher = Dispatcher(_config(form=form, max_lag=2, concurrency=1000), steps=100)
     _at_version(dispatcher)
     issued = 0
     while dispatcher.wants_group():
@@ -208,9 +210,15 @@ def test_each_form_keeps_so_many_groups_outstanding(form: str, outstanding: int)
     assert issued == outstanding
 
 
+def test_no_group_is_issued_that_no_step_is_left_for() -> None:
+    dispatcher = Dispatcher(_config(form="async", max_lag=2, concurrency=1000), steps=10)
+    dispatcher.observe(Ledger(version=8, ready=1, consumed=B, flat=0, steps=8, taken=9))
+    assert dispatcher.room == B - 1
+
+
 def test_at_limit_drop_issues_whatever_the_concurrency_takes() -> None:
-    dispatcher = Dispatcher(_config(form="async", at_limit="drop", concurrency=100 * G))
-    dispatcher.observe(Ledger(version=0, ready=50, consumed=0, flat=0, steps=0))
+    dispatcher = Dispatcher(_config(form="async", at_limit="drop", concurrency=100 * G), steps=100)
+    dispatcher.observe(Ledger(version=0, ready=50, consumed=0, flat=0, steps=0, taken=0))
     issued = 0
     while dispatcher.wants_group():
         dispatcher.admit(f"g{issued}")
@@ -219,13 +227,13 @@ def test_at_limit_drop_issues_whatever_the_concurrency_takes() -> None:
 
 
 def test_a_group_with_enough_scored_attempts_is_ready_without_the_lost_ones() -> None:
-    dispatcher = Dispatcher(_config(reissues=0))
+    dispatcher = Dispatcher(_config(reissues=0), steps=100)
     _at_version(dispatcher)
     assert _play_group(dispatcher, [*_scored(0.0, 1.0), Ended(LOST)]) == GroupEnd("g", None)
 
 
 def test_a_group_with_too_few_scored_attempts_is_dropped() -> None:
-    dispatcher = Dispatcher(_config(reissues=0))
+    dispatcher = Dispatcher(_config(reissues=0), steps=100)
     _at_version(dispatcher)
     end = _play_group(dispatcher, [*_scored(1.0), Ended(LOST), Ended(UNSCORED)])
     assert end == GroupEnd("g", DropReason.TOO_FEW_SCORED)
@@ -234,19 +242,19 @@ def test_a_group_with_too_few_scored_attempts_is_dropped() -> None:
 
 @pytest.mark.parametrize(("flat", "reason"), [(0, DropReason.FLAT), (B - 1, DropReason.FLAT), (B, None)])
 def test_flat_groups_are_replaced_within_the_budget_of_the_version(flat: int, reason: DropReason | None) -> None:
-    dispatcher = Dispatcher(_config(flat_limit=1))
+    dispatcher = Dispatcher(_config(flat_limit=1), steps=100)
     _at_version(dispatcher, flat=flat)
     assert _play_group(dispatcher, _scored(1.0, 1.0, 1.0)) == GroupEnd("g", reason)
 
 
 def test_flat_groups_are_kept_when_resampling_is_off() -> None:
-    dispatcher = Dispatcher(_config(resample_flat=False))
+    dispatcher = Dispatcher(_config(resample_flat=False), steps=100)
     _at_version(dispatcher)
     assert _play_group(dispatcher, _scored(1.0, 1.0, 1.0)) == GroupEnd("g", None)
 
 
 def test_a_lost_attempt_comes_before_newer_groups() -> None:
-    dispatcher = Dispatcher(_config(form="async", concurrency=1, reissues=1))
+    dispatcher = Dispatcher(_config(form="async", concurrency=1, reissues=1), steps=100)
     _at_version(dispatcher)
     dispatcher.admit("old")
     first = dispatcher.next()
@@ -259,12 +267,12 @@ def test_a_lost_attempt_comes_before_newer_groups() -> None:
 def test_in_order_consumption_never_exceeds_the_limit() -> None:
     """The theorem that pacing rests on, with every group issued as early as it may be."""
     config = _config(form="async", max_lag=2, concurrency=1000)
-    dispatcher = Dispatcher(config)
+    dispatcher = Dispatcher(config, steps=1000)
     issued: list[int] = []
     taken = 0
     for version in range(30):
         ready = len(issued) - taken
-        dispatcher.observe(Ledger(version=version, ready=ready, consumed=0, flat=0, steps=version))
+        dispatcher.observe(Ledger(version=version, ready=ready, consumed=0, flat=0, steps=version, taken=version))
         room = dispatcher.room
         issued += [version] * room
         assert len(issued) - taken >= B

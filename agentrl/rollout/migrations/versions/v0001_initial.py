@@ -1,4 +1,4 @@
-"""The first tables: groups, episodes, samples, claims, steps, versions, cursors, evaluations."""
+"""The first tables: groups, episodes, samples, claims, steps, versions, cursors, identity, evaluations."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String, primary_key=True),
         sa.Column("position", sa.Integer, nullable=False),
     )
+    op.create_table("rollout_identity", sa.Column("id", sa.String, primary_key=True))
     op.create_table(
         "rollout_evaluations",
         sa.Column("id", sa.String, primary_key=True),
