@@ -1,0 +1,109 @@
+"""What a task inside a sandbox cannot reach: the network, the host, the controller, another sandbox."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sandboxes import TOKEN, local_service, sh
+
+from agentrl.core.errors import SandboxFileError, Unauthorized
+from agentrl.core.http import Service, serving
+from agentrl.core.config import SandboxConfig
+from agentrl.core.types import ExecRequest, SandboxSpec
+from sandbox.api import create_sandbox_app
+from sandbox.client import SandboxClient
+
+
+@pytest.fixture
+async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SandboxClient]:
+    monkeypatch.setenv("AGENTRL_TEST_SECRET", "of the controller")
+    async with local_service(tmp_path) as made:
+        yield made
+
+
+async def test_no_network(client: SandboxClient) -> None:
+    script = (
+        "import socket\n"
+        "for where in (('127.0.0.1', %d), ('8.8.8.8', 53)):\n"
+        "    try: socket.create_connection(where, 1); print('connected')\n"
+        "    except OSError as e: print('refused')\n"
+    ) % int(client._service.base_url.rpartition(":")[2])
+    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
+        result = await sandbox.exec(ExecRequest(argv=("python3", "-c", script)))
+        assert result.stdout == b"refused\nrefused\n"
+
+
+async def test_no_environment_of_the_controller(client: SandboxClient) -> None:
+    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
+        result = await sandbox.exec(sh("env; cat /proc/*/environ"))
+        assert b"AGENTRL_TEST_SECRET" not in result.stdout
+        assert os.environ["AGENTRL_TEST_SECRET"].encode() not in result.stdout
+
+
+async def test_other_sandboxes_and_the_host_are_invisible(client: SandboxClient, tmp_path: Path) -> None:
+    async with (
+        client.acquire(SandboxSpec(files={"secret": "of a"}), owner="test", key="a") as a,
+        client.acquire(SandboxSpec(), owner="test", key="b") as b,
+    ):
+        await a.exec(sh("sleep 1234 & echo > /tmp/of-a"))
+        seen = await b.exec(sh(f"ls -A /work /tmp {tmp_path} /home /root; ls -d /proc/[0-9]*; cat /proc/*/cmdline"))
+        assert b"of-a" not in seen.stdout
+        assert b"1234" not in seen.stdout
+        assert b"secret" not in seen.stdout
+        assert b"sandbox.db" not in seen.stdout
+        with pytest.raises(SandboxFileError):
+            await b.read("secret")
+        with pytest.raises(SandboxFileError):
+            await b.read(str(tmp_path / "sandbox.db"))
+
+
+async def test_the_root_is_read_only_and_no_privilege_is_left(client: SandboxClient) -> None:
+    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
+        for attempt in ("touch /usr/x", "touch /etc/x", "mount -t tmpfs none /tmp", "mknod /tmp/d b 8 0", "chroot /"):
+            assert (await sandbox.exec(sh(attempt))).exit_code != 0, attempt
+        status = (await sandbox.exec(sh("grep -E 'Cap(Eff|Prm|Bnd)|NoNewPrivs' /proc/self/status"))).stdout.split()
+        assert status[1::2] == [b"0" * 16, b"0" * 16, b"0" * 16, b"1"]
+
+
+async def test_the_runtime_cannot_be_traced_or_read(client: SandboxClient) -> None:
+    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
+        for path in ("/proc/1/mem", "/proc/1/environ", "/proc/1/fd"):
+            assert (await sandbox.exec(sh(f"ls {path}/ || cat {path}"))).exit_code != 0, path
+
+
+async def test_symlinks_do_not_lead_relative_paths_out(client: SandboxClient) -> None:
+    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
+        await sandbox.exec(sh("ln -s /etc/hostname link; ln -s /tmp dir; ln -s ok inside; echo fine > ok"))
+        for path in ("link", "dir/x", "dir/../dir/x"):
+            with pytest.raises(SandboxFileError):
+                await sandbox.read(path)
+            with pytest.raises(SandboxFileError):
+                await sandbox.write(path, b"x")
+        assert await sandbox.read("inside") == b"fine\n"
+
+
+async def test_a_fifo_or_device_does_not_stop_the_runtime(client: SandboxClient) -> None:
+    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
+        await sandbox.exec(sh("mkfifo pipe"))
+        for path in ("pipe", "/dev/zero", "/work"):
+            with pytest.raises(SandboxFileError):
+                await sandbox.read(path)
+            with pytest.raises(SandboxFileError):
+                await sandbox.write(path, b"x")
+
+
+async def test_wrong_token_is_401(tmp_path: Path) -> None:
+    app = create_sandbox_app(SandboxConfig(), folder=tmp_path, token=TOKEN)
+    async with serving(app) as url:
+        for token in ("", "wrong", TOKEN + "x"):
+            service = Service(url, token=token)
+            with pytest.raises(Unauthorized):
+                await service.request("GET", "/v1/sandboxes")
+            with pytest.raises(Unauthorized):
+                await service.request("DELETE", "/v1/sandboxes/any")
+            health = (await service.request("GET", "/healthz")).json()
+            assert health["isolation"] == "namespaces"
+            await service.close()

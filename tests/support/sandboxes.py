@@ -1,0 +1,85 @@
+"""Sandbox services for tests: in this event loop, or as a process that can be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+
+from agentrl.core.config import SandboxConfig
+from agentrl.core.http import free_port, serving
+from agentrl.core.types import ExecRequest
+from sandbox.api import create_sandbox_app
+from sandbox.client import SandboxClient
+
+TOKEN = "sandbox-test-token"
+SERVE = """
+import asyncio, sys
+from pathlib import Path
+from agentrl.core.config import SandboxConfig
+from sandbox.api import run_sandbox
+asyncio.run(run_sandbox(SandboxConfig(), folder=Path(sys.argv[1]), port=int(sys.argv[2]), token=sys.argv[3]))
+"""
+
+
+def sh(script: str, *, timeout_s: float = 20.0, stdin: bytes = b"", cap_bytes: int = 1 << 20) -> ExecRequest:
+    return ExecRequest(argv=("sh", "-c", script), timeout_s=timeout_s, stdin=stdin, cap_bytes=cap_bytes)
+
+
+@asynccontextmanager
+async def local_service(folder: Path, *, capacity: int = 512, sweep_s: float = 0.2) -> AsyncIterator[SandboxClient]:
+    """The controller with the local backend over real HTTP, and its client."""
+    app = create_sandbox_app(SandboxConfig(capacity=capacity), folder=folder, token=TOKEN, sweep_s=sweep_s)
+    async with serving(app) as url:
+        client = SandboxClient(url, token=TOKEN)
+        try:
+            yield client
+        finally:
+            await client.close()
+
+
+class ControllerProcess:
+    """A controller that can be killed and started again on the same port and folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "controller.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", SERVE, str(self.folder), str(self.port), TOKEN, stdout=log, stderr=log,
+                env={**os.environ, "AGENTRL_TEST_SECRET": "of the controller"},
+            )  # fmt: skip
+
+    async def signal(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        return await self._process.wait()
+
+
+def fork_server(folder: Path) -> psutil.Process:
+    """The fork server that works in `folder`."""
+    return next(p for p in psutil.process_iter() if is_fork_server(p) and p.cwd() == str(folder.resolve() / "sandbox"))
+
+
+def is_fork_server(process: psutil.Process) -> bool:
+    try:
+        return "sandbox.backends.local.forkserver" in process.cmdline() and process.ppid() == 1
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
+    """Wait for a condition; a timeout fails the test."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.02)
