@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import traceback
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,14 +149,12 @@ async def test_a_restart_keeps_ready_groups_and_issues_running_episodes_again(
 
 
 async def test_a_restart_closes_its_own_leftover_sandboxes_and_nobody_elses(world: Any) -> None:
-    spec = SandboxSpec()
-    mine = await world.sandboxes.acquire(spec, owner="this-run", key="a").__aenter__()
-    theirs = await world.sandboxes.acquire(spec, owner="another-run", key="b").__aenter__()
-    world.environment.spec = spec
-    await asyncio.gather(world.rollout().run(), world.train())
-    assert mine.box.state is SandboxState.CLOSED
-    live = await world.sandboxes.list()
-    assert [view.id for view in live] == [theirs.id]
+    world.environment.spec = SandboxSpec()
+    acquire = partial(world.sandboxes.acquire, world.environment.spec)
+    async with acquire(owner="this-run", key="a") as mine, acquire(owner="another-run", key="b") as theirs:
+        await asyncio.gather(world.rollout().run(), world.train())
+        assert mine.box.state is SandboxState.CLOSED
+        assert [view.id for view in await world.sandboxes.list()] == [theirs.id]
 
 
 async def test_a_trainer_that_dies_between_claim_and_commit_loses_nothing(world: Any, make_config: Any) -> None:
