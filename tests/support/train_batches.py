@@ -53,3 +53,39 @@ def make_batch(step: int = 1, *, groups: int = 3, size: int = 4, version: int = 
         )  # fmt: skip
         made.append(Group(id=f"{step}.{g}", task=task, size=size, episodes=episodes))
     return Batch(step=step, groups=tuple(made))
+
+
+class MemorySource:
+    """See `protocols.SampleSource`, without a store: hands out `make_batch` and keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.claimed: dict[int, int] = {}
+        """Version at which each step was taken; a final claim stays."""
+        self.committed: dict[int, str] = {}
+        """Checkpoint by step."""
+        self.versions: dict[int, int] = {}
+        """Step by recorded version."""
+        self.events: list[str] = []
+
+    async def take(self, step: int, *, version: int, groups: int) -> Batch:
+        self.events.append(f"take {step}")
+        self.claimed[step] = version
+        return make_batch(step, groups=groups, version=version)
+
+    async def commit(self, step: int, *, version: int, checkpoint: str) -> None:
+        self.events.append(f"commit {step} {checkpoint}")
+        self.committed.update({taken: checkpoint for taken in self.claimed if taken <= step})
+
+    async def rewind(self, step: int) -> None:
+        self.events.append(f"rewind {step}")
+        for table in (self.claimed, self.committed):
+            for later in [taken for taken in table if taken > step]:
+                del table[later]
+
+    async def publish_version(self, version: int, *, step: int, path: str) -> None:
+        self.events.append(f"record {version}")
+        assert version not in self.versions
+        self.versions[version] = step
+
+    async def latest_version(self) -> int:
+        return max(self.versions, default=-1)
