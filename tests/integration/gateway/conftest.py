@@ -115,16 +115,18 @@ def connect() -> Any:
     return openai_client
 
 
-def tool_call(raw: str, name: str = "bash") -> ToolCall:
-    return ToolCall(id="c", name=name, arguments={}, raw=raw).model_copy(update={"arguments": None})
+def tool_call(raw: str, name: str) -> ToolCall:
+    return ToolCall(id="c", name=name, arguments=None, raw=raw)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def say(renderer: ConversationRenderer) -> Any:
     """The ids of an answer: text, reasoning and calls (argument strings), with the closer unless it is cut."""
 
-    def say(text: str = "", *, reasoning: str = "", calls: Sequence[str] = (), cut: int = 0) -> tuple[int, ...]:
-        written = tuple(tool_call(raw) for raw in calls)
+    def say(
+        text: str = "", *, reasoning: str = "", calls: Sequence[str] = (), names: Sequence[str] = (), cut: int = 0
+    ) -> tuple[int, ...]:
+        written = tuple(map(tool_call, calls, names or ["bash"] * len(calls)))
         message = Message(role="assistant", content=text, reasoning=reasoning or None, tool_calls=written)
         ids = renderer.sampled(message)
         return ids[:cut] if cut else ids
