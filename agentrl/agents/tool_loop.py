@@ -14,10 +14,21 @@ from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import Choice
 
 from agentrl.agents.chat import message_from_wire, message_to_wire, tool_to_wire
-from agentrl.core.errors import AgentRLError, ContextOverflow, GatewayError, Ran, ServiceUnavailable, from_envelope
+from agentrl.core.errors import (
+    AgentRLError,
+    ContextOverflow,
+    GatewayError,
+    LimitReached,
+    Ran,
+    ServiceUnavailable,
+    from_envelope,
+)
 from agentrl.core.http import http_client
 from agentrl.core.protocols import AgentContext
 from agentrl.core.types import Attempt, Message, Stop
+
+LIMITS = {"tokens": Stop.TOKENS, "turns": Stop.TURNS, "calls": Stop.TURNS, "wall_s": Stop.DEADLINE}
+"""What the gateway says was used up, as the end of an attempt that is still worth a score."""
 
 
 class ToolLoop:
@@ -43,6 +54,8 @@ class ToolLoop:
                 choice = await self._ask(context, transcript)
             except ContextOverflow:
                 return ended(Stop.TOKENS, turn - 1)
+            except LimitReached as error:
+                return ended(LIMITS.get(str(error.detail.get("limit")), Stop.TURNS), turn - 1)
             reply = message_from_wire(choice.message)
             transcript.append(reply)
             if choice.finish_reason == "length":

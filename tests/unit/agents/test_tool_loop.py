@@ -18,8 +18,8 @@ from fastapi.responses import JSONResponse
 from agentrl.agents.chat import parse_arguments
 from agentrl.agents.tool_loop import ToolLoop
 from agentrl.core.environment import Environment, Split
-from agentrl.core.errors import Conflict, LimitReached, ServiceUnavailable
-from agentrl.core.http import error_response, serving
+from agentrl.core.errors import Conflict, GatewayError, LimitReached, ServiceUnavailable
+from agentrl.core.http import error_response, free_port, server, serving
 from agentrl.core.protocols import AgentContext, Sandbox
 from agentrl.core.types import Attempt, Failed, Limits, Message, Scored, Stop, Task, Tool, ToolCall, ToolResult
 
@@ -47,10 +47,8 @@ class Script:
     base_url: str = ""
 
 
-@asynccontextmanager
-async def scripted(*replies: Response) -> AsyncIterator[Script]:
-    """Serves the replies in order and keeps what was asked."""
-    script = Script(list(replies))
+def scripted_app(script: Script) -> FastAPI:
+    """Gives the replies in order and keeps what was asked."""
     app = FastAPI()
 
     @app.post("/s/{key}/v1/chat/completions")
@@ -59,7 +57,13 @@ async def scripted(*replies: Response) -> AsyncIterator[Script]:
         script.headers.append(dict(request.headers))
         return script.replies.pop(0)
 
-    async with serving(app) as url:
+    return app
+
+
+@asynccontextmanager
+async def scripted(*replies: Response) -> AsyncIterator[Script]:
+    script = Script(list(replies))
+    async with serving(scripted_app(script)) as url:
         script.base_url = f"{url}/s/secret/v1"
         yield script
 
@@ -157,11 +161,34 @@ async def test_a_full_context_ends_the_episode(agent: ToolLoop) -> None:
     assert (attempt.stop, attempt.turns) == (Stop.TOKENS, 1)
 
 
+@pytest.mark.parametrize(
+    ("limit", "stop"),
+    [("tokens", Stop.TOKENS), ("turns", Stop.TURNS), ("calls", Stop.TURNS), ("wall_s", Stop.DEADLINE)],
+)
+async def test_a_limit_of_the_session_ends_the_episode(agent: ToolLoop, limit: str, stop: Stop) -> None:
+    used_up = error_response(LimitReached("used up", detail={"limit": limit}))
+    async with scripted(said("", add(1)), used_up) as script:
+        attempt = await agent.run(context(script.base_url))
+    assert (attempt.stop, attempt.turns, len(attempt.transcript)) == (stop, 1, 4)
+
+
 async def test_errors_of_the_gateway_arrive_as_they_were_raised(agent: ToolLoop) -> None:
-    async with scripted(error_response(LimitReached("32 calls were used", detail={"limit": 32}))) as script:
-        with pytest.raises(LimitReached, match="32 calls were used") as caught:
+    async with scripted(error_response(GatewayError("no such branch", detail={"node": 3}))) as script:
+        with pytest.raises(GatewayError, match="no such branch") as caught:
             await agent.run(context(script.base_url))
-    assert caught.value.detail == {"limit": 32}
+    assert caught.value.detail == {"node": 3}
+
+
+async def test_rides_out_a_restart_of_the_gateway(agent: ToolLoop) -> None:
+    port = free_port()
+    playing = asyncio.create_task(agent.run(context(f"http://127.0.0.1:{port}/s/secret/v1")))
+    await asyncio.sleep(0.2)
+    run = server(scripted_app(Script([said("back")])), port=port)
+    running = asyncio.create_task(run.serve())
+    attempt = await playing
+    run.should_exit = True
+    await running
+    assert attempt.transcript[-1].content == "back"
 
 
 async def test_a_refusal_marked_final_is_not_retried(agent: ToolLoop) -> None:
