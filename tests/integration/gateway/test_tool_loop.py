@@ -59,7 +59,7 @@ async def agent() -> AsyncIterator[ToolLoop]:
     await loop.close()
 
 
-def context(grant: SessionGrant, turns: int = 9) -> AgentContext:
+def context(grant: SessionGrant, turns: int = 50) -> AgentContext:
     shell = Shell()
     task = next(shell.tasks("train", 0))
     return AgentContext(task, shell, grant.base_url, grant.key, "policy", Limits(turns=turns), None)
@@ -85,7 +85,7 @@ async def test_an_episode_is_one_trajectory_of_what_was_sampled(
 
 @pytest.mark.parametrize(
     ("limits", "stop"),
-    [(Limits(turns=1, tokens=4000), Stop.TURNS), (Limits(turns=9, tokens=900), Stop.TOKENS)],
+    [(Limits(turns=1, tokens=4000), Stop.TURNS), (Limits(turns=50, tokens=900), Stop.TOKENS)],
 )
 async def test_limits_of_the_session_end_the_attempt_without_an_error(
     agent: ToolLoop, start_gateway: StartGateway, say: Any, limits: Limits, stop: Stop
