@@ -15,6 +15,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from urllib.parse import quote
 
 from agentrl.core.errors import (
@@ -56,15 +57,20 @@ class Controller:
         self._store, self._metrics = store, metrics
         self._capacity, self._sweep_s, self._retention_s = capacity, sweep_s, retention_s
         self._live: dict[str, Record] = {}
+        self._unwritten: dict[str, Record] = {}
+        """Records that ended, until the store has them."""
         self._keys: dict[tuple[str, str], str] = {}
         self._channels: dict[str, Channel] = {}
         self._creating: dict[str, asyncio.Task[None]] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
         self._busy: Counter[str] = Counter()
         """Commands that run now: a lease does not end under one."""
+        self._idle_deadline: dict[str, float] = {}
+        """Of the busy ones: where the lease would end if no command ran."""
         self._dirty: set[str] = set()
         """Records whose deadline moved since it was last written."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._loops: list[asyncio.Task[None]] = []
 
     # --- start and stop ------------------------------------------------------------------------
 
@@ -86,14 +92,13 @@ class Controller:
         await self.sweep()
         log.info("sandbox controller: %d sandboxes adopted, isolation %s", len(self._live), self.backend.isolation)
         self._metrics.set("sandbox/isolated_info", float(self.backend.isolation != "none"))
-        self._background(self._sweeping())
-        self._background(self._writing())
+        self._loops = [asyncio.create_task(self._sweeping()), asyncio.create_task(self._writing())]
 
     async def stop(self) -> None:
         """Close every sandbox, then the backend and the store."""
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
         closings = (self.close(sandbox_id, "the controller was stopped") for sandbox_id in list(self._live))
         await asyncio.gather(*closings, return_exceptions=True)
         await self.backend.stop()
@@ -208,13 +213,12 @@ class Controller:
     async def exec(self, sandbox_id: str, request: ExecRequest, body: bytes, key: str) -> Answer:
         """Run a command; `body` is the request as it came, and goes on to sandboxd as it is."""
         record = await self._ready(sandbox_id)
-        self._extend(record, request.timeout_s)
-        self._busy[sandbox_id] += 1
+        self._begin(record, request.timeout_s)
         started = time.monotonic()
         try:
             return await self._ask(sandbox_id, "POST", "/exec", body, key, request.timeout_s + SLACK_S)
         finally:
-            self._idle(sandbox_id)
+            self._done(sandbox_id)
             self._metrics.observe("sandbox/exec_seconds", time.monotonic() - started)
 
     async def exec_result(self, sandbox_id: str, key: str) -> Answer:
@@ -236,11 +240,13 @@ class Controller:
         await self._ask(sandbox_id, "POST", "/renew", f'{{"ttl_s": {ttl_s}}}'.encode())
         record = leases.renewed(await self._ready(sandbox_id), now=time.time(), ttl_s=ttl_s)
         self._live[sandbox_id] = record
+        if sandbox_id in self._idle_deadline:
+            self._idle_deadline[sandbox_id] = record.deadline
         await self._store.save(record)
         return record
 
     async def get(self, sandbox_id: str) -> Record:
-        record = self._live.get(sandbox_id) or await self._store.get(sandbox_id)
+        record = self._live.get(sandbox_id) or self._unwritten.get(sandbox_id) or await self._store.get(sandbox_id)
         if record is None:
             raise NotFound(f"no sandbox {sandbox_id}: it never was, or ended over {self._retention_s:.0f} s ago")
         return record
@@ -280,17 +286,23 @@ class Controller:
             self._ended(sandbox_id, inventory.ended.get(sandbox_id, "the backend does not know it any more"))
         return (await self.get(sandbox_id)).cause
 
-    def _extend(self, record: Record, running_s: float) -> None:
-        self._live[record.id] = leases.extended(record, now=time.time(), running_s=running_s)
+    def _begin(self, record: Record, running_s: float) -> None:
+        now = time.time()
+        extended = leases.extended(record, now=now)
+        if self._busy[record.id] == 0:
+            self._idle_deadline[record.id] = extended.deadline
+        self._busy[record.id] += 1
+        self._live[record.id] = leases.held(extended, now=now, running_s=running_s)
         self._dirty.add(record.id)
 
-    def _idle(self, sandbox_id: str) -> None:
+    def _done(self, sandbox_id: str) -> None:
         self._busy[sandbox_id] -= 1
-        if self._busy[sandbox_id] == 0:
-            del self._busy[sandbox_id]
-        record = self._live.get(sandbox_id)
-        if record is not None and sandbox_id not in self._busy:
-            self._live[sandbox_id] = leases.renewed(record, now=time.time(), ttl_s=record.spec.ttl_s)
+        if self._busy[sandbox_id]:
+            return
+        del self._busy[sandbox_id]
+        deadline, record = self._idle_deadline.pop(sandbox_id), self._live.get(sandbox_id)
+        if record is not None:
+            self._live[sandbox_id] = leases.extended(replace(record, deadline=deadline), now=time.time())
             self._dirty.add(sandbox_id)
 
     # --- what happens by itself ----------------------------------------------------------------
@@ -299,8 +311,7 @@ class Controller:
         """The backend says that a sandbox is gone."""
         record = self._live.get(sandbox_id)
         if record is not None and record.state not in leases.UNPLACED:
-            lost = self._end(record, SandboxState.LOST, cause)
-            self._background(self._store.save(lost))
+            self._background(self._finish(record, SandboxState.LOST, cause))
 
     async def sweep(self) -> None:
         """Close what expired, declare lost what is gone, destroy what nobody owns, forget what ended long ago."""
@@ -344,7 +355,8 @@ class Controller:
         self._dirty.add(record.id)
         self._metrics.set("sandbox/live_sandboxes", len(self._live))
 
-    def _end(self, record: Record, state: SandboxState, cause: str) -> Record:
+    def _finish(self, record: Record, state: SandboxState, cause: str) -> Coroutine[None, None, None]:
+        """End a record, at once in memory; the awaitable returned makes it durable."""
         ended = self._step(record, state, cause)
         self._live.pop(record.id, None)
         self._dirty.discard(record.id)
@@ -353,7 +365,9 @@ class Controller:
             channel.close()
         self._metrics.inc("sandbox/ended_total", state=state.value)
         self._metrics.set("sandbox/live_sandboxes", len(self._live))
-        return ended
+        self._unwritten[record.id] = ended
+        return self._write_end(ended)
 
-    async def _finish(self, record: Record, state: SandboxState, cause: str) -> None:
-        await self._store.save(self._end(record, state, cause))
+    async def _write_end(self, record: Record) -> None:
+        await self._store.save(record)
+        del self._unwritten[record.id]

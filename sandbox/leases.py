@@ -15,8 +15,13 @@ UNPLACED = frozenset({SandboxState.QUEUED, SandboxState.CREATING, SandboxState.C
 """States in which the backend may or may not know the sandbox yet, or any more."""
 
 
-def extended(record: Record, *, now: float, running_s: float = 0.0) -> Record:
-    """The lease after a command of at most `running_s` began (or, with 0, ended)."""
+def extended(record: Record, *, now: float) -> Record:
+    """The lease after a command began or ended."""
+    return replace(record, deadline=max(record.deadline, now + record.spec.ttl_s))
+
+
+def held(record: Record, *, now: float, running_s: float) -> Record:
+    """The lease while a command of at most `running_s` runs: so it also outlasts a controller's restart."""
     return replace(record, deadline=max(record.deadline, now + running_s + record.spec.ttl_s))
 
 

@@ -44,6 +44,8 @@ from agentrl.core.telemetry import Metrics
 log = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
+CHUNK = 1 << 19
+"""Bytes of a request's body that are sent in one piece."""
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -203,9 +205,13 @@ class Service:
         if json is not None:
             content = json.model_dump_json().encode() if isinstance(json, BaseModel) else _dump(json)
             sent["content-type"] = "application/json"
+        body: bytes | AsyncIterator[bytes] | None = content
+        if content is not None and len(content) > CHUNK:
+            # In one piece it would hold up the event loop, of which aiohttp warns.
+            body, sent["content-length"] = _chunks(content), str(len(content))
         with _connection_errors(where):
             response = await self._client.request(
-                method, path, content=content, params=params, headers=sent,
+                method, path, content=body, params=params, headers=sent,
                 timeout=httpx.USE_CLIENT_DEFAULT if timeout_s is None else timeout_s,
             )  # fmt: skip
         if response.status_code >= 400:
@@ -235,6 +241,11 @@ class Service:
 
     async def close(self) -> None:
         await self._client.aclose()
+
+
+async def _chunks(content: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(content), CHUNK):
+        yield content[start : start + CHUNK]
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:

@@ -104,7 +104,8 @@ class Daemon:
     def serve(self) -> NoReturn:
         while True:
             now = time.monotonic()
-            if now > self._lease + GRACE_S:
+            # A running command holds the lease until its own deadline.
+            if now > GRACE_S + max([self._lease, *(c.deadline for c in self.running.values())]):
                 self.exit(LEASE_ENDED)
             for command in [c for c in self.running.values() if c.deadline <= now]:
                 command.expire()
@@ -181,8 +182,10 @@ class Daemon:
             raise Refused(404, "NOT_FOUND", f"sandboxd has no route {route}")
 
     def renew(self, ttl_s: float) -> None:
-        self.config.ttl_s = ttl_s
         self._lease = time.monotonic() + ttl_s
+
+    def _extend(self) -> None:
+        self._lease = max(self._lease, time.monotonic() + self.config.ttl_s)
 
     # --- commands ------------------------------------------------------------------------------
 
@@ -194,7 +197,7 @@ class Daemon:
                 self._result(connection, key)
             request = json.loads(body)
             known = self._start(key, digest, request)
-            self._lease = max(self._lease, known.deadline + self.config.ttl_s)
+            self._extend()
         elif known.digest != digest:
             raise Refused(409, "CONFLICT", f"exec key {key!r} was used with another request: take a fresh key")
         self._await(connection, known)
@@ -227,7 +230,7 @@ class Daemon:
 
     def finished(self, command: Command) -> None:
         del self.running[command.pid]
-        self._lease = max(time.monotonic() + self.config.ttl_s, *(c.deadline for c in self.running.values()), 0.0)
+        self._extend()
         waiters, command.waiters = command.waiters, []
         for connection in waiters:
             connection.reply(200, command.answer)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from sandboxes import TOKEN, local_service, sh
 
+from agentrl.core.config import SandboxConfig
 from agentrl.core.errors import SandboxFileError, Unauthorized
 from agentrl.core.http import Service, serving
-from agentrl.core.config import SandboxConfig
 from agentrl.core.types import ExecRequest, SandboxSpec
 from sandbox.api import create_sandbox_app
 from sandbox.client import SandboxClient
@@ -25,12 +25,13 @@ async def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 
 async def test_no_network(client: SandboxClient) -> None:
+    port = client._service.base_url.rpartition(":")[2]
     script = (
         "import socket\n"
-        "for where in (('127.0.0.1', %d), ('8.8.8.8', 53)):\n"
+        f"for where in (('127.0.0.1', {port}), ('8.8.8.8', 53)):\n"
         "    try: socket.create_connection(where, 1); print('connected')\n"
         "    except OSError as e: print('refused')\n"
-    ) % int(client._service.base_url.rpartition(":")[2])
+    )
     async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
         result = await sandbox.exec(ExecRequest(argv=("python3", "-c", script)))
         assert result.stdout == b"refused\nrefused\n"

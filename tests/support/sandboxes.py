@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -76,10 +76,3 @@ def is_fork_server(process: psutil.Process) -> bool:
         return "sandbox.backends.local.forkserver" in process.cmdline() and process.ppid() == 1
     except psutil.NoSuchProcess:
         return False
-
-
-async def until(condition: Callable[[], bool], within_s: float = 10.0) -> None:
-    """Wait for a condition; a timeout fails the test."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.02)

@@ -1,0 +1,159 @@
+"""The sandbox service when its processes are killed, and after hundreds of cycles: nothing lost, doubled or leaked."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+from sandboxes import TOKEN, ControllerProcess, fork_server, is_fork_server, local_service, sh
+
+from agentrl.core.errors import SandboxLost
+from agentrl.core.types import ExecRequest, SandboxSpec
+from sandbox.client import RemoteSandbox, SandboxClient
+
+SPEC = SandboxSpec(files={"note.txt": "hello\n"})
+
+
+@pytest.fixture
+async def controller(tmp_path: Path) -> AsyncIterator[ControllerProcess]:
+    process = ControllerProcess(tmp_path)
+    await process.start()
+    yield process
+    await process.signal(signal.SIGTERM)
+    assert not list((tmp_path / "sandbox").glob("sb-*")), "a graceful stop closes everything"
+
+
+@pytest.fixture
+async def client(controller: ControllerProcess) -> AsyncIterator[SandboxClient]:
+    made = SandboxClient(controller.url, token=TOKEN)
+    yield made
+    await made.close()
+
+
+async def test_killed_controller_adopts_its_sandboxes_again(
+    controller: ControllerProcess, client: SandboxClient
+) -> None:
+    release, ready = asyncio.Event(), asyncio.Semaphore(0)
+    held: list[RemoteSandbox] = []
+
+    async def hold(i: int) -> bytes:
+        async with client.acquire(SPEC, owner="test", key=f"k{i}") as sandbox:
+            await sandbox.exec(sh(f"echo {i} > mine; echo run >> runs"))
+            held.append(sandbox)
+            ready.release()
+            # Half of them have a command running while the controller is killed.
+            if i % 2:
+                await sandbox.exec(sh("echo start >> runs; sleep 3; echo end >> runs"), key=f"e{i}")
+            await release.wait()
+            return (await sandbox.exec(sh("cat mine runs"))).stdout
+
+    tasks = [asyncio.create_task(hold(i)) for i in range(50)]
+    for _ in tasks:
+        await ready.acquire()
+    await asyncio.sleep(0.5)
+    assert await controller.signal(signal.SIGKILL) == -signal.SIGKILL
+    before = {child.pid for child in fork_server(controller.folder).children()}
+    assert len(before) == 50
+    await controller.start()
+    assert {view.id for view in await client.list()} == {sandbox.id for sandbox in held}
+    assert {child.pid for child in fork_server(controller.folder).children()} == before
+    release.set()
+    outputs = await asyncio.gather(*tasks)
+    for i, output in enumerate(outputs):
+        runs = b"run\nstart\nend\n" if i % 2 else b"run\n"
+        assert output == b"%d\n" % i + runs
+    assert not await client.list()
+    assert not fork_server(controller.folder).children()
+    states = {view.state for view in await client.list(live=False)}
+    assert states == {"CLOSED"}
+
+
+async def test_a_sandbox_that_the_store_does_not_know_is_destroyed(tmp_path: Path) -> None:
+    first, again = ControllerProcess(tmp_path), ControllerProcess(tmp_path)
+    await first.start()
+    client = SandboxClient(first.url, token=TOKEN)
+    async with client.acquire(SPEC, owner="test", key="k"):
+        await first.signal(signal.SIGKILL)
+        for file in tmp_path.glob("sandbox.db*"):
+            file.unlink()
+        assert len(fork_server(tmp_path).children()) == 1
+        again.port = first.port
+        await again.start()
+        assert not await client.list()
+        assert not fork_server(tmp_path).children()
+    await client.close()
+    await again.signal(signal.SIGTERM)
+
+
+async def test_killed_sandboxd_is_a_lost_sandbox_with_a_cause(tmp_path: Path) -> None:
+    async with local_service(tmp_path) as client, client.acquire(SPEC, owner="test", key="k") as sandbox:
+        running = asyncio.create_task(sandbox.exec(sh("sleep 60", timeout_s=90)))
+        await sandbox.exec(ExecRequest(argv=("true",)))
+        (init,) = fork_server(tmp_path).children()
+        init.kill()
+        with pytest.raises(SandboxLost, match="killed by signal 9"):
+            await running
+        with pytest.raises(SandboxLost, match="killed by signal 9"):
+            await sandbox.exec(ExecRequest(argv=("true",)))
+        (view,) = await client.list(live=False)
+        assert (view.state, view.cause) == ("LOST", "sandboxd was killed by signal 9")
+
+
+async def test_killed_fork_server_loses_its_sandboxes_and_is_replaced(tmp_path: Path) -> None:
+    async with local_service(tmp_path) as client:
+        async with client.acquire(SPEC, owner="test", key="k") as sandbox:
+            server = fork_server(tmp_path)
+            children = server.children(recursive=True)
+            server.kill()
+            _, alive = psutil.wait_procs(children, timeout=5)
+            assert not alive, "the kernel ends the sandboxes with their fork server"
+            with pytest.raises(SandboxLost, match="the fork server ended"):
+                await sandbox.exec(ExecRequest(argv=("true",)))
+        async with client.acquire(SPEC, owner="test", key="next") as sandbox:
+            assert await sandbox.read("note.txt") == b"hello\n"
+
+
+async def test_300_cycles_leak_nothing(tmp_path: Path) -> None:
+    async with local_service(tmp_path) as client:
+
+        async def cycle(key: str) -> None:
+            async with client.acquire(SPEC, owner="test", key=key) as sandbox:
+                await sandbox.exec(sh("sleep 1000 & (setsid sleep 1000 &); cat note.txt"))
+
+        async def cycles(worker: int, count: int) -> None:
+            for i in range(count):
+                await cycle(f"{worker}-{i}")
+
+        await asyncio.gather(*(cycles(100 + worker, 2) for worker in range(10)))
+        server = fork_server(tmp_path)
+        before = (server.num_fds(), mounts(), sorted(os.listdir(tmp_path / "sandbox")), len(psutil.pids()))
+        ours = psutil.Process().num_fds()
+        await asyncio.gather(*(cycles(worker, 30) for worker in range(10)))
+        assert not server.children()
+        after = (server.num_fds(), mounts(), sorted(os.listdir(tmp_path / "sandbox")), len(psutil.pids()))
+        assert after[:3] == before[:3]
+        assert psutil.Process().num_fds() <= ours
+        assert not [p for p in psutil.process_iter() if sleeps(p, server)]
+    assert not [p for p in psutil.process_iter() if is_fork_server(p) and str(tmp_path) in p.cwd()]
+
+
+def mounts() -> int:
+    with open("/proc/self/mounts") as file:
+        return len(file.readlines())
+
+
+def sleeps(process: psutil.Process, server: psutil.Process) -> bool:
+    """Whether a process is a `sleep` of ours: started after the fork server, under a sandbox's uid."""
+    try:
+        return (
+            process.name() == "sleep"
+            and process.uids().real >= 200_000
+            and process.create_time() > server.create_time()
+        )
+    except psutil.NoSuchProcess:
+        return False
