@@ -60,6 +60,11 @@ class ControllerProcess:
                 env={**os.environ, "AGENTRL_TEST_SECRET": "of the controller"},
             )  # fmt: skip
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
     async def signal(self, number: signal.Signals) -> int:
         assert self._process is not None
         self._process.send_signal(number)
