@@ -12,7 +12,7 @@ import time
 
 from pydantic import TypeAdapter
 
-from agentrl.core.errors import AgentRLError, ServiceUnavailable
+from agentrl.core.errors import AgentRLError, Blame, ServiceUnavailable
 from agentrl.core.http import Service
 from agentrl.core.types import Failed, Outcome, ScoreRequest
 
@@ -33,7 +33,9 @@ class RewardClient:
         try:
             return await self._until_answered(request)
         except AgentRLError as error:
-            return Failed.of(error)
+            failed = Failed.of(error)
+            # The call is never the policy's doing: blamed on it, a failure would be priced, and become a number.
+            return failed if failed.blame is Blame.CALLER else failed.model_copy(update={"blame": Blame.INFRA})
         # Rewards.score never raises: an answer that is no outcome, or a request that is no JSON, is an infra failure.
         except Exception as error:
             log.exception("episode %s: the reward call failed", request.episode_id)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from fastapi import FastAPI, Response
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,6 +17,7 @@ from agentrl.core.config import RewardConfig
 from agentrl.core.environment import Environment, Split
 from agentrl.core.errors import (
     Blame,
+    ContextOverflow,
     NotFound,
     Ran,
     RequestError,
@@ -25,7 +27,7 @@ from agentrl.core.errors import (
     Unauthorized,
     error_classes,
 )
-from agentrl.core.http import Service, free_port, server, serving
+from agentrl.core.http import Service, error_response, free_port, server, serving
 from agentrl.core.protocols import Sandbox
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import Attempt, Failed, Message, SandboxView, Scored, ScoreRequest, Stop, Task
@@ -308,6 +310,39 @@ async def test_a_service_that_stays_away_is_a_failure_by_the_deadline() -> None:
     await client.close()
     assert isinstance(outcome, Failed)
     assert (outcome.code, outcome.blame, outcome.ran, outcome.retryable) == ("UNAVAILABLE", Blame.INFRA, Ran.NO, True)
+
+
+async def test_an_error_of_the_call_is_never_blamed_on_the_agent() -> None:
+    app = FastAPI()
+
+    @app.post("/v1/score")
+    async def other_service() -> Response:
+        return error_response(ContextOverflow("not a reward service"))
+
+    async with serving(app) as url:
+        client = RewardClient(url)
+        outcome = await client.score(asked())
+        await client.close()
+    assert isinstance(outcome, Failed)
+    assert (outcome.code, outcome.blame) == ("CONTEXT_OVERFLOW", Blame.INFRA)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"0.0", b"{}", b'{"kind": "scored"}', b'{"kind": "scored", "reward": NaN}', b"<html>"]
+)
+async def test_an_answer_that_is_no_outcome_is_an_infra_failure(answer: bytes) -> None:
+    app = FastAPI()
+
+    @app.post("/v1/score")
+    async def other_service() -> Response:
+        return Response(answer)
+
+    async with serving(app) as url:
+        client = RewardClient(url)
+        outcome = await client.score(asked())
+        await client.close()
+    assert isinstance(outcome, Failed)
+    assert (outcome.code, outcome.blame) == ("REWARD", Blame.INFRA)
 
 
 async def test_a_request_that_cannot_be_sent_is_a_failure() -> None:
