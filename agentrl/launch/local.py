@@ -33,7 +33,7 @@ class Watcher(Protocol):
     """Is told what happens to the processes; the live view."""
 
     def process(self, role: str, state: str) -> None:
-        """`state` is one of starting, ready, restarting, ended."""
+        """`state` is one of starting, ready, running (not waited for), restarting, ended."""
         ...
 
 
@@ -101,10 +101,10 @@ class Supervisor:
         """Run one role; returns when it ended well, raises LaunchError when it cannot go on."""
         restarts, in_a_row = 0, 0
         while not self._stopping.is_set():
-            self._watcher.process(role.name, "restarting" if restarts else "starting")
             started = time.monotonic()
             process = await Process.start(role, self._logs)
             self._processes[role.name] = process
+            self._watcher.process(role.name, "starting" if role.url and not restarts else "running")
             code = await process.wait()
             if self._stopping.is_set() or (ends and code == 0):
                 break
@@ -112,6 +112,7 @@ class Supervisor:
                 raise self._gone(role, process, code, restarts)
             in_a_row = in_a_row + 1 if time.monotonic() - started < STABLE_S else 0
             restarts += 1
+            self._watcher.process(role.name, "restarting")
             log.warning("%s was ended by %s: restart %d of %d", role.name, _cause(code), restarts, self._restarts)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), BACKOFF_S[min(in_a_row, len(BACKOFF_S) - 1)])

@@ -32,6 +32,7 @@ class Lines:
         self._phases = 0
         self._steps = 0
         self._warm = 0
+        self._evaluated: set[str] = set()
 
     def show(self) -> None:
         """Print what is new since the last call."""
@@ -51,6 +52,10 @@ class Lines:
             figures.append(f"{row.get('train/step_s', 0):.1f} s")
             self._say("  ".join(figures))
         self._steps = len(view.rows)
+        for label, rate in view.success_rates().items():
+            if label not in self._evaluated:
+                self._say(f"  success on held-out tasks, {label}: {rate:.3f}")
+                self._evaluated.add(label)
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -65,26 +70,25 @@ async def watching(view: RunView, console: Console, *, live: bool) -> AsyncItera
             show = lambda: picture.update(panel(view), refresh=True)  # noqa: E731
         else:
             show = Lines(console, view).show
-        task = asyncio.create_task(_follow(view, show), name="live-view")
+        ended = asyncio.Event()
+        task = asyncio.create_task(_follow(view, show, ended), name="live-view")
         try:
             yield
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            ended.set()
+            await task
             await view.gauges.close()
             await view.status.close()
 
 
-async def _follow(view: RunView, show: Callable[[], None]) -> None:
+async def _follow(view: RunView, show: Callable[[], None], ended: asyncio.Event) -> None:
     try:
-        while True:
+        while not ended.is_set():
             await view.refresh()
             show()
-            await asyncio.sleep(PERIOD_S)
-    except asyncio.CancelledError:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), PERIOD_S)
         await view.refresh()
         show()
-        raise
     except Exception:
         log.exception("the live view failed; the run goes on without it")

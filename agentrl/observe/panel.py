@@ -13,7 +13,7 @@ from rich.text import Text
 from agentrl.observe.view import TITLES, RunView
 
 BARS = "▁▂▃▄▅▆▇█"
-STATES = {"ready": "green", "starting": "yellow", "restarting": "yellow", "ended": "dim"}
+STATES = {"ready": "green", "running": "green", "starting": "yellow", "restarting": "yellow", "ended": "dim"}
 
 
 def panel(view: RunView) -> RenderableType:
@@ -74,6 +74,8 @@ def figures(view: RunView) -> Iterator[tuple[str, str]]:
             "no sample at zero lag" if mismatch is None else f"{mismatch:.1e} (mean |Δ logprob|, zero lag)",
         )
         yield "step", f"{view.latest('train/step_s') or 0:.1f} s, waiting {view.latest('train/take_s') or 0:.1f} s"
+    if rates := view.success_rates():
+        yield "held out", ", ".join(f"{label} {rate:.3f}" for label, rate in rates.items())
     if busy := ", ".join(_busy(view)):
         yield "now", busy
     if failures := view.failures():

@@ -60,7 +60,8 @@ async def write_report(places: Places, config: RunConfig, view: RunView) -> Summ
 
 async def summarise(database: Database, config: RunConfig, history: History, view: RunView) -> Summary:
     """The run's facts from its store and its numbers."""
-    evaluations = [found for label in (BEFORE, AFTER) if (found := await evaluation(database, label))]
+    labels = await evaluation_steps(database, len(history.rows))
+    evaluations = [found for label in labels if (found := await evaluation(database, label))]
     rates = {found.label: found.success_rate for found in evaluations}
     audited = await audit(database)
     first, last = reward_ends(history)
@@ -79,6 +80,16 @@ async def summarise(database: Database, config: RunConfig, history: History, vie
         restarts={role: count for role, count in view.restarts.items() if count},
         audit=AuditSummary(ok=audited.ok, findings=tuple(map(finding_line, audited.findings))),
     )  # fmt: skip
+
+
+async def evaluation_steps(database: Database, steps: int) -> dict[str, int]:
+    """The stored evaluations in their order, each with the training steps behind its policy."""
+    prefix, during = "evaluations/", "step-"
+    labels = [name.removeprefix(prefix) for name in await Store(database).counts() if name.startswith(prefix)]
+    known = {BEFORE: 0, AFTER: steps}
+    found = {label: known[label] for label in labels if label in known}
+    found |= {label: int(label.removeprefix(during)) for label in labels if label.startswith(during)}
+    return dict(sorted(found.items(), key=lambda item: (item[0] == AFTER, item[1])))
 
 
 async def evaluation(database: Database, label: str) -> EvalSummary | None:
@@ -119,7 +130,7 @@ async def curve_of(database: Database, config: RunConfig, history: History) -> C
     """Rewards and lag by step, with the evaluations that are stored so far."""
     steps, rewards = history.series("reward/mean")
     points = []
-    for label, step in ((BEFORE, 0.0), (AFTER, max(steps, default=0.0))):
+    for label, step in (await evaluation_steps(database, int(max(steps, default=0)))).items():
         found = await load_evaluation(database, label)
         if found is not None and found.success_rate is not None:
             points.append(Point(step, found.success_rate, found.answered))

@@ -126,6 +126,10 @@ class RunView:
         """Episodes that got no reward, by code."""
         return self.gauges.by_label("agentrl_rollout_failures_total", "code")
 
+    def success_rates(self) -> dict[str, float]:
+        """Success on held-out tasks by evaluation."""
+        return self.gauges.by_label("agentrl_rollout_eval_success_ratio", "label")
+
     @property
     def tokens_per_s(self) -> float | None:
         """Tokens sampled a second over the last ten seconds."""

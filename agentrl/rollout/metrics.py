@@ -19,6 +19,7 @@ SPECS: tuple[MetricSpec, ...] = (
     MetricSpec("rollout/room_groups", "gauge", "Groups that admission would issue now."),
     MetricSpec("rollout/version", "gauge", "Newest policy version that replicas serve."),
     MetricSpec("rollout/steps", "gauge", "Committed training steps."),
+    MetricSpec("rollout/eval_success_ratio", "gauge", "Success rate of an evaluation on held-out tasks.", ("label",)),
     MetricSpec("rollout/episode_seconds", "histogram", "Seconds from start to outcome."),
     MetricSpec(
         "rollout/phase_seconds_total", "counter",

@@ -127,7 +127,12 @@ class Rollout:
             rewards=rooms.rewards, sampling=sampling, owner=self._owner, score_s=config.reward.timeout_s,
         )  # fmt: skip
 
-    async def _evaluate(self, label: str) -> Evaluation | None:
+    async def _evaluate(self, label: str) -> None:
+        found = await self._evaluation(label)
+        if found is not None and found.success_rate is not None:
+            self._metrics.set("rollout/eval_success_ratio", found.success_rate, label=label)
+
+    async def _evaluation(self, label: str) -> Evaluation | None:
         """Run, continue or skip the evaluation `label`."""
         count, rollout = self._config.eval.tasks, self._config.rollout
         tasks = held_out(self._rooms.environment, seed=self._config.seed, count=count, limits=rollout.limits)
