@@ -82,7 +82,18 @@ async def test_submit_is_a_shell_command(sandboxes: SandboxClient, task: Task, f
     assert (result.done, scored.reward, scored.parts) == (True, 1.0, {"submitted": 1.0})
 
 
-@pytest.mark.parametrize("commands", [(), ("ls", "cat nothing"), ("exit 64",), ("submit",), ("mkdir .answer",)])
+@pytest.mark.parametrize(
+    "commands",
+    [
+        (),
+        ("ls", "cat nothing"),
+        ("exit 64",),
+        ("submit",),
+        ("mkdir .answer",),
+        ("mkfifo .answer",),
+        ("ln -s /dev/zero .answer",),
+    ],
+)
 async def test_without_the_right_code_the_reward_is_a_zero_and_no_failure(
     sandboxes: SandboxClient, task: Task, commands: tuple[str, ...]
 ) -> None:
