@@ -29,6 +29,9 @@ MISSES = 3
 STALE_VERSIONS = 1
 """A replica further behind the newest live one than this takes no calls."""
 
+SATURATION, HEADROOM = 2.0, 8
+"""A replica with more calls than this multiple of the mean, and that many more, is passed over."""
+
 
 @dataclass(slots=True, eq=False)
 class Replica:
@@ -55,7 +58,7 @@ class Replica:
         call = asyncio.ensure_future(self.engine.generate(request))
         self.calls.add(call)
         try:
-            return await call
+            completion = await call
         except asyncio.CancelledError:
             # A cancellation that nobody asked this task for was the pool's, of the call alone.
             current = asyncio.current_task()
@@ -65,6 +68,8 @@ class Replica:
         finally:
             self.calls.discard(call)
             call.cancel()
+        self.misses = 0
+        return completion
 
 
 class ReplicaView(Value):
@@ -132,10 +137,11 @@ class ReplicaPool:
     def release(self, session_id: str) -> None:
         self._router.release(session_id)
 
-    async def suspect(self, replica: Replica, why: str) -> None:
-        """A call to it failed as if it were gone: no more calls until a health check succeeds."""
-        await self._down(replica, why)
+    async def suspect(self, replica: Replica) -> None:
+        """A call to it failed as if it were gone: no more calls until a health check, made now, succeeds."""
+        replica.live = False
         replica.wake.set()
+        await self._notify()
 
     async def set_replica(self, url: str, *, version: int, accepting: bool) -> None:
         """What the weight updater knows. An unknown URL joins the pool."""
@@ -151,26 +157,33 @@ class ReplicaPool:
     def _choose(self, session_id: str) -> Replica | None:
         live = {url: replica for url, replica in self._replicas.items() if replica.live}
         newest = max((replica.version for replica in live.values()), default=0)
-        usable = [url for url, r in live.items() if r.accepting and r.version >= newest - STALE_VERSIONS]
-        chosen = self._router.choose(session_id, usable, live)
+        fresh = [r for r in live.values() if r.accepting and r.version >= newest - STALE_VERSIONS]
+        most = SATURATION * sum(len(r.calls) for r in fresh) / max(1, len(fresh)) + HEADROOM
+        chosen = self._router.choose(session_id, [r.url for r in fresh if len(r.calls) < most], live)
         return None if chosen is None else self._replicas[chosen]
 
     async def _watch(self, replica: Replica) -> None:
         while True:
-            try:
-                status = await asyncio.wait_for(replica.engine.status(), PROBE_TIMEOUT_S)
-            except (AgentRLError, TimeoutError) as error:
-                replica.misses += 1
-                refused = isinstance(error, AgentRLError) and error.ran is Ran.NO
-                if refused or replica.misses >= MISSES:
-                    await self._down(replica, str(error) or "health checks time out")
-            else:
-                await self._up(replica, status)
+            await self._probe(replica)
             replica.wake.clear()
             try:
                 await asyncio.wait_for(replica.wake.wait(), PROBE_S if replica.live else PROBE_DEAD_S)
             except TimeoutError:
                 continue
+
+    async def _probe(self, replica: Replica) -> None:
+        try:
+            status = await asyncio.wait_for(replica.engine.status(), PROBE_TIMEOUT_S)
+        except Exception as error:
+            # Whatever the answer lacks, a replica whose state cannot be read gets no calls.
+            if not isinstance(error, AgentRLError | TimeoutError):
+                log.exception("%s: its status cannot be read", replica.url)
+            replica.misses += 1
+            refused = isinstance(error, AgentRLError) and error.ran is Ran.NO
+            if refused or replica.misses >= MISSES:
+                await self._lost(replica, str(error) or "health checks time out")
+        else:
+            await self._up(replica, status)
 
     async def _up(self, replica: Replica, status: EngineStatus) -> None:
         known = (replica.live, replica.version)
@@ -181,10 +194,10 @@ class ReplicaPool:
             log.info("%s serves version %d", replica.url, status.version)
             await self._notify()
 
-    async def _down(self, replica: Replica, why: str) -> None:
-        if not replica.live:
+    async def _lost(self, replica: Replica, why: str) -> None:
+        if not replica.live and not replica.calls:
             return
-        log.warning("%s is down with %d calls in flight: %s", replica.url, len(replica.calls), why)
+        log.warning("%s is gone with %d calls in flight: %s", replica.url, len(replica.calls), why)
         replica.live = False
         for call in replica.calls:
             call.cancel()

@@ -81,8 +81,8 @@ class Sampler:
     async def _try(self, replica: Replica, request: GenerateRequest) -> Completion:
         try:
             return await replica.generate(request)
-        except ServiceUnavailable as error:
-            await self._pool.suspect(replica, error.message)
+        except ServiceUnavailable:
+            await self._pool.suspect(replica)
             raise
 
 

@@ -63,8 +63,8 @@ class Gateway:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait, for ten seconds at most, for something that another task brings about."""
-    async with asyncio.timeout(10):
+    """Wait, for a minute at most, for something that another task brings about."""
+    async with asyncio.timeout(60):
         while not await holds():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
