@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 2.0
 """Between TERM and KILL."""
 SPARE_S = 0.5
-"""Kept back from the episode's wall clock, so that a cut attempt can still be scored."""
+"""Kept back from the episode's wall clock, so that the program's output is read before the episode is cut."""
 KEPT_BYTES = 64 * 1024
 """Most bytes kept of each output stream, from its end."""
 
