@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import tempfile
 import uuid
 from collections.abc import AsyncIterator
@@ -12,6 +14,7 @@ from agentrl.core.config import SandboxConfig
 from agentrl.core.http import serving
 from agentrl.core.protocols import Sandbox
 from agentrl.core.types import SandboxSpec
+from agentrl.launch.endpoints import TOKEN_VARIABLE
 from sandbox.api import create_sandbox_app
 from sandbox.client import SandboxClient
 
@@ -27,8 +30,8 @@ async def sandbox_for(spec: SandboxSpec | None, config: SandboxConfig) -> AsyncI
         yield None
         return
     spec = spec.model_copy(update={"ttl_s": max(spec.ttl_s, LEASE_S)})
-    async with _controller(config) as url:
-        client = SandboxClient(url)
+    async with _controller(config) as (url, token):
+        client = SandboxClient(url, token=token)
         try:
             async with client.acquire(spec, owner=OWNER, key=uuid.uuid4().hex) as sandbox:
                 yield sandbox
@@ -37,10 +40,11 @@ async def sandbox_for(spec: SandboxSpec | None, config: SandboxConfig) -> AsyncI
 
 
 @asynccontextmanager
-async def _controller(config: SandboxConfig) -> AsyncIterator[str]:
+async def _controller(config: SandboxConfig) -> AsyncIterator[tuple[str, str]]:
     if config.url:
-        yield config.url
+        yield config.url, os.environ.get(TOKEN_VARIABLE, "")
         return
+    token = secrets.token_urlsafe(24)
     with tempfile.TemporaryDirectory(prefix="agentrl-env-") as folder:
-        async with serving(create_sandbox_app(config, folder=Path(folder))) as url:
-            yield url
+        async with serving(create_sandbox_app(config, folder=Path(folder), token=token)) as url:
+            yield url, token

@@ -92,6 +92,15 @@ def test_show_has_task_tools_sandbox_and_demonstration(capsys: pytest.CaptureFix
     assert f'bash {{"command": "submit {task.data["codes"][target]}"}}' in shown
 
 
+def test_play_runs_a_demonstration_in_a_real_sandbox(capsys: pytest.CaptureFixture[str]) -> None:
+    agentrl("env", "play", "vault", "--seed", "5")
+    shown = capsys.readouterr().out
+    assert "ended: done after 3 turns" in shown
+    assert "reward 1, submitted 1" in shown
+    agentrl("env", "play", "vault", "--seed", "5", "--noise", "1")
+    assert "reward 0, submitted 1" in capsys.readouterr().out
+
+
 def test_with_one_text_parameter_a_line_is_its_argument() -> None:
     (call,) = human(*Vault.tools).move('echo "hi" | cat', "c").tool_calls
     assert (call.name, call.arguments) == ("bash", {"command": 'echo "hi" | cat'})
