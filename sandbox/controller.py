@@ -13,7 +13,7 @@ import hashlib
 import logging
 import time
 import uuid
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from urllib.parse import quote
@@ -42,6 +42,9 @@ SLACK_S = 10.0
 """Seconds beyond a command's timeout in which sandboxd must answer: TERM, KILL and the drain are inside."""
 
 
+KEPT_ENDED = 1024
+
+
 class Controller:
     def __init__(
         self,
@@ -57,8 +60,8 @@ class Controller:
         self._store, self._metrics = store, metrics
         self._capacity, self._sweep_s, self._retention_s = capacity, sweep_s, retention_s
         self._live: dict[str, Record] = {}
-        self._unwritten: dict[str, Record] = {}
-        """Records that ended, until the store has them."""
+        self._ended_lately: OrderedDict[str, Record] = OrderedDict()
+        """The newest records that ended: they are asked for most, and the store may not have them yet."""
         self._keys: dict[tuple[str, str], str] = {}
         self._channels: dict[str, Channel] = {}
         self._creating: dict[str, asyncio.Task[None]] = {}
@@ -246,7 +249,7 @@ class Controller:
         return record
 
     async def get(self, sandbox_id: str) -> Record:
-        record = self._live.get(sandbox_id) or self._unwritten.get(sandbox_id) or await self._store.get(sandbox_id)
+        record = self._live.get(sandbox_id) or self._ended_lately.get(sandbox_id) or await self._store.get(sandbox_id)
         if record is None:
             raise NotFound(f"no sandbox {sandbox_id}: it never was, or ended over {self._retention_s:.0f} s ago")
         return record
@@ -365,9 +368,7 @@ class Controller:
             channel.close()
         self._metrics.inc("sandbox/ended_total", state=state.value)
         self._metrics.set("sandbox/live_sandboxes", len(self._live))
-        self._unwritten[record.id] = ended
-        return self._write_end(ended)
-
-    async def _write_end(self, record: Record) -> None:
-        await self._store.save(record)
-        del self._unwritten[record.id]
+        self._ended_lately[record.id] = ended
+        if len(self._ended_lately) > KEPT_ENDED:
+            self._ended_lately.popitem(last=False)
+        return self._store.save(ended)

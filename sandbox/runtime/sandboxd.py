@@ -74,7 +74,9 @@ class Daemon:
         self.config = config
         self.running: dict[int, Command] = {}
         self._by_key: OrderedDict[str, Command] = OrderedDict()
-        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._forgotten: dict[str, None] = {}
+        self._kept = 0
+        """Bytes of the answers in `_by_key`."""
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         self._ooms = oom_kills()
@@ -234,14 +236,14 @@ class Daemon:
         waiters, command.waiters = command.waiters, []
         for connection in waiters:
             connection.reply(200, command.answer)
-        kept = sum(len(c.answer) for c in self._by_key.values())
-        for key, old in list(self._by_key.items())[:-1]:
-            if len(self._by_key) <= KEPT_RESULTS and kept <= KEPT_BYTES:
-                break
-            if old.answer:
-                kept -= len(old.answer)
-                del self._by_key[key]
-                self._forgotten[key] = None
+        self._kept += len(command.answer)
+        while self._by_key and (len(self._by_key) > KEPT_RESULTS or self._kept > KEPT_BYTES):
+            key, oldest = next(iter(self._by_key.items()))
+            if oldest is command or not oldest.answer:
+                return
+            self._kept -= len(oldest.answer)
+            del self._by_key[key]
+            self._forgotten[key] = None
 
     def spawn(self, request: dict[str, Any], key: str, stdio: tuple[int, int, int]) -> int:
         argv = request["argv"]

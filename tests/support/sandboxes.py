@@ -20,11 +20,12 @@ from sandbox.client import SandboxClient
 
 TOKEN = "sandbox-test-token"
 SERVE = """
-import asyncio, sys
+import sys
+import uvloop
 from pathlib import Path
 from agentrl.core.config import SandboxConfig
 from sandbox.api import run_sandbox
-asyncio.run(run_sandbox(SandboxConfig(), folder=Path(sys.argv[1]), port=int(sys.argv[2]), token=sys.argv[3]))
+uvloop.run(run_sandbox(SandboxConfig(), folder=Path(sys.argv[1]), port=int(sys.argv[2]), token=sys.argv[3]))
 """
 
 

@@ -82,6 +82,7 @@ class ForkServer:
         self._peers: set[Peer] = set()
         self._last_contact = time.monotonic()
         self._next_uid = 0
+        self._many_uids = isolation.has_many_uids()
         self._selector = selectors.DefaultSelector()
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._listener = bind(SOCKET)
@@ -200,6 +201,8 @@ class ForkServer:
             os.closerange(3, kept[0])
             os.closerange(kept[0] + 1, kept[1])
             os.closerange(kept[1] + 1, 1 << 20)
+            # Short-lived, and a collection would touch, and so copy, every page shared with the fork server.
+            gc.set_threshold(20_000)
             daemon = self._isolated(name, spec, uid, listener) if not self.why_not else self._bare(name, spec, listener)
             daemon.write_files(spec["files"])
             os.write(status, b"ok")
@@ -211,7 +214,8 @@ class ForkServer:
             os._exit(70)
 
     def _isolated(self, name: str, spec: Mapping[str, Any], uid: int, listener: socket.socket) -> Daemon:
-        owner = isolation.enter(f"{self.folder}/root", f"{self.folder}/mnt", name, uid, spec)
+        owner = uid if self._many_uids else 0
+        isolation.enter(f"{self.folder}/root", f"{self.folder}/mnt", name, owner, spec)
         daemon = Daemon(Config(spec["workdir"], spec["ttl_s"], _environment(spec, spec["workdir"])), listener)
         limits = spec["limits"]
         isolation.limit_resources(limits["memory_mb"], limits["pids"] if owner else None)

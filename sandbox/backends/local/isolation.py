@@ -6,7 +6,6 @@ the controller's state are not among them. After `drop_privileges` it holds no c
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import resource
@@ -81,14 +80,16 @@ def _device(source: str, target: str) -> None:
         k.mount(source, target, flags=k.MS_BIND)
 
 
-def enter(template: str, mount_point: str, name: str, uid: int, spec: Mapping[str, Any]) -> int:
-    """Turn the calling process, the first of a new pid namespace, into a sandbox's init; returns its uid to be."""
+def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[str, Any]) -> None:
+    """Turn the calling process, the first of a new pid namespace, into the init of a sandbox whose workdir is `owner`'s.
+
+    Every call here is paid for by every sandbox.
+    """
     k.unshare(NAMESPACES)
     socket.sethostname(name)
     _loopback_up()
-    limits, workdir = spec["limits"], spec["workdir"]
-    owner = uid if os.geteuid() == 0 and _maps_many() else 0
-    k.mount("tmpfs", mount_point, "tmpfs", k.MS_NOSUID | k.MS_NODEV, f"mode=755,size={limits['disk_mb']}m")
+    size = f"mode=755,size={spec['limits']['disk_mb']}m"
+    k.mount("tmpfs", mount_point, "tmpfs", k.MS_NOSUID | k.MS_NODEV, size)
     for entry in os.scandir(template):
         inside = f"{mount_point}/{entry.name}"
         if entry.is_symlink():
@@ -96,15 +97,17 @@ def enter(template: str, mount_point: str, name: str, uid: int, spec: Mapping[st
         else:
             os.mkdir(inside)
             k.mount(entry.path, inside, flags=k.MS_BIND | k.MS_REC)
-    for folder, mode in (("tmp", 0o1777), ("var/tmp", 0o1777), ("proc", 0o555)):
-        os.makedirs(f"{mount_point}/{folder}")
-        os.chmod(f"{mount_point}/{folder}", mode)
+    os.mkdir(f"{mount_point}/proc")
     k.mount("proc", f"{mount_point}/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
     k.pivot_root(mount_point)
-    with contextlib.suppress(FileExistsError):
+    os.mkdir("/tmp")
+    os.chmod("/tmp", 0o1777)
+    os.mkdir("/var")
+    os.symlink("/tmp", "/var/tmp")
+    workdir = spec["workdir"]
+    if not os.path.isdir(workdir):
         os.makedirs(workdir)
     os.chown(workdir, owner, owner)
-    return owner
 
 
 def limit_resources(memory_mb: int, pids: int | None) -> None:
@@ -134,7 +137,7 @@ def drop_privileges(uid: int) -> None:
     k.prctl(k.PR_SET_DUMPABLE, 0, "SET_DUMPABLE")
 
 
-def _maps_many() -> bool:
+def has_many_uids() -> bool:
     """Whether this user namespace has more than our own uid."""
     with open("/proc/self/uid_map") as file:
         return any(int(line.split()[2]) > FIRST_UID for line in file)
