@@ -36,8 +36,8 @@ class KVCache:
         """Prompt tokens looked up since the start."""
         self.hits = 0
         """Those of them that were found."""
-        self._salt = np.full(rows, -1, dtype=np.int64)
-        self._salts: dict[str, int] = {}
+        self._salt = np.full(rows, None, dtype=object)
+        """Of what a row retains or runs; None matches no call."""
         self._used = np.zeros(rows, dtype=np.int64)
         self._clock = 0
         self._running = 0
@@ -65,7 +65,7 @@ class KVCache:
         row = self._into_slice(source)
         self.tokens[row, : len(tokens)] = tokens
         self.known[row] = len(tokens)
-        self._salt[row] = self._salts.setdefault(sequence.salt, len(self._salts))
+        self._salt[row] = sequence.salt
         self.owner[row] = sequence
         sequence.row = row
         self._running += 1
@@ -96,7 +96,7 @@ class KVCache:
         for row, owner in enumerate(self.owner):
             if owner is None:
                 self.known[row] = 0
-                self._salt[row] = -1
+                self._salt[row] = None
 
     def _match(self, tokens: np.ndarray, salt: str) -> tuple[int, int, int]:
         """The row with the longest common prefix that is computed, its length, and the longest that any row will have.
@@ -104,7 +104,7 @@ class KVCache:
         At least one token stays to compute, so that there is something to sample from.
         """
         limit = len(tokens) - 1
-        rows = np.flatnonzero(self._salt == self._salts.get(salt, -2))
+        rows = np.flatnonzero(self._salt == salt)
         if limit == 0 or len(rows) == 0:
             return -1, 0, 0
         differs = self.tokens[rows, :limit] != tokens[:limit]

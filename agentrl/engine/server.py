@@ -38,7 +38,9 @@ SWITCH_S = 0.0002
 
 def build_worker(model_dir: Path, *, version: int, config: EngineConfig) -> Worker:
     """Load the model and make its scheduler; `create_engine_app` starts the thread."""
-    runner = ModelRunner(model_dir, rows=max(config.cache_rows, config.max_rows), context=config.context)
+    rows = max(config.cache_rows, config.max_rows)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    runner = ModelRunner(model_dir, rows=rows, context=config.context, device=device)
     return Worker(Scheduler(runner, version=version, max_rows=config.max_rows))
 
 

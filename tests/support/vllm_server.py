@@ -16,7 +16,7 @@ import httpx
 from agentrl.core.http import free_port
 from agentrl.weights.vllm_plugin import lay_out
 
-START_S = 240.0
+START_S = 400.0
 FLAGS = (
     "--dtype", "float32", "--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details",
     "--block-size", "32", "--scheduling-policy", "priority", "--kv-cache-memory-bytes", "134217728",
