@@ -22,7 +22,6 @@ class PackNumbers:
     """Of one pack's forward pass; tensors are detached, [N]."""
 
     entropy: Tensor
-    current: Tensor
     proximal: Tensor
     behavior: Tensor
     importance: Tensor

@@ -36,6 +36,21 @@ class TrainerState:
     """Draws the minibatches."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One pack of a minibatch."""
+
+    pack: Pack
+    members: Sequence[Sample]
+    """In the pack's order."""
+    weights: Tensor
+    """fp32 [N]: what each token's loss counts for in the minibatch."""
+
+
+Minibatch = list[Part]
+"""The parts of one optimizer step."""
+
+
 class Trainer:
     """Owns model and optimizer. Not thread-safe: `train_step` blocks, and runs in one thread at a time."""
 
@@ -58,11 +73,13 @@ class Trainer:
         rewards = rewards_of(batch.groups, self.config)
         samples = samples_of(batch, rewards, self.config, self.state.version)
         statistics = StepStatistics()
+        minibatches = self._minibatches(samples)
         prepared = time.perf_counter()
-        proximal = self._proximal(samples)
+        # The first minibatch is itself computed under the weights at the start of the step.
+        starts = [None, *(self._logprobs(minibatch) for minibatch in minibatches[1:])]
         compared = time.perf_counter()
-        for chosen in self._minibatches(len(samples)):
-            self._update([samples[i] for i in chosen], [proximal[i] for i in chosen] if proximal else None, statistics)
+        for minibatch, start in zip(minibatches, starts, strict=True):
+            self._update(minibatch, start, statistics)
         metrics = batch_metrics(batch, rewards, samples, self.state.version)
         metrics.update(statistics.metrics(self.config.loss.tis_cap))
         metrics["train/prepare_s"] = prepared - began
@@ -72,37 +89,34 @@ class Trainer:
         self.state.version += 1
         return metrics
 
-    def _minibatches(self, count: int) -> list[list[int]]:
-        order = torch.randperm(count, generator=self.state.rng).tolist()
-        share = math.ceil(count / self.config.minibatches)
-        return [order[i : i + share] for i in range(0, count, share)]
+    def _minibatches(self, samples: Sequence[Sample]) -> list[Minibatch]:
+        order = torch.randperm(len(samples), generator=self.state.rng).tolist()
+        share = math.ceil(len(samples) / self.config.minibatches)
+        return [self._minibatch([samples[i] for i in order[at : at + share]]) for at in range(0, len(samples), share)]
 
-    def _packs(self, samples: Sequence[Sample]) -> list[Pack]:
+    def _minibatch(self, samples: Sequence[Sample]) -> Minibatch:
         sequences = [sample.sequence for sample in samples]
-        return pack(sequences, self.config.pack_tokens, share_rows=self._share_rows)
+        packs = pack(sequences, self.config.pack_tokens, share_rows=self._share_rows)
+        members = [[samples[i] for i in one.members] for one in packs]
+        sessions = [torch.cat([torch.full_like(s.versions, s.session_tokens) for s in some]) for some in members]
+        loss = self.config.loss
+        weights = losses.token_weights(loss.aggregation, torch.cat(sessions), constant_tokens=loss.constant_tokens)
+        parts = torch.split(weights, [len(some) for some in sessions])
+        return [Part(*row) for row in zip(packs, members, parts, strict=True)]
 
-    def _proximal(self, samples: Sequence[Sample]) -> list[Tensor] | None:
-        """Each sample's logprobs under the weights at the start of the step; None when they aren't computed."""
+    def _logprobs(self, minibatch: Minibatch) -> list[Tensor] | None:
+        """Each part's logprobs under the weights at hand; None when the loss doesn't use them."""
         if self.config.loss.proximal != "recompute":
             return None
-        found: list[Tensor] = [torch.empty(0)] * len(samples)
         with torch.no_grad():
-            for one in self._packs(samples):
-                logprobs = token_logprobs(self.model, one).logprobs
-                sizes = [len(samples[i].behavior) for i in one.members]
-                for i, part in zip(one.members, torch.split(logprobs, sizes), strict=True):
-                    found[i] = part
-        return found
+            return [token_logprobs(self.model, part.pack).logprobs for part in minibatch]
 
-    def _update(self, samples: Sequence[Sample], proximal: Sequence[Tensor] | None, statistics: StepStatistics) -> None:
-        """One optimizer step on a minibatch."""
+    def _update(self, minibatch: Minibatch, starts: Sequence[Tensor] | None, statistics: StepStatistics) -> None:
+        """One optimizer step. `starts` are the parts' logprobs under the weights at the start of the step."""
         self.optimizer.zero_grad(set_to_none=True)
         total = 0.0
-        weights = self._token_weights(samples)
-        for one in self._packs(samples):
-            members = [samples[i] for i in one.members]
-            prox = torch.cat([proximal[i] for i in one.members]) if proximal else None
-            loss = self._loss(one, members, prox, torch.cat([weights[i] for i in one.members]), statistics)
+        for i, part in enumerate(minibatch):
+            loss = self._loss(part, starts[i] if starts else None, statistics)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip))
@@ -123,35 +137,36 @@ class Trainer:
         weights = losses.token_weights(loss.aggregation, sessions, constant_tokens=loss.constant_tokens)
         return list(torch.split(weights, sizes))
 
-    def _loss(
-        self, one: Pack, members: Sequence[Sample], start: Tensor | None, weights: Tensor, statistics: StepStatistics
-    ) -> Tensor:
-        config = self.config.loss
-        current = token_logprobs(self.model, one)
+    def _loss(self, part: Part, start: Tensor | None, statistics: StepStatistics) -> Tensor:
+        config, members = self.config.loss, part.members
+        found = token_logprobs(self.model, part.pack)
+        current = found.logprobs
+        if start is None and statistics.updates == 0:
+            start = current.detach()
         behavior = torch.cat([sample.behavior for sample in members])
         versions = torch.cat([sample.versions for sample in members])
         advantages = torch.cat([torch.full_like(s.behavior, s.advantage) for s in members])
-        if config.proximal == "loglinear":
-            produced = self.state.version + 1
-            proximal = losses.loglinear_proximal(current.logprobs, behavior, versions, produced)
-        else:
-            proximal = behavior if start is None else start
+        proximal = self._proximal(current, start, behavior, versions)
         surrogate = losses.ppo_clip(
-            current.logprobs, proximal, advantages,
+            current, proximal, advantages,
             clip_low=config.clip_low, clip_high=config.clip_high, dual_clip=config.dual_clip,
         )  # fmt: skip
         importance, finite = losses.token_tis(proximal, behavior, config.tis_cap)
         if config.correction == "none":
             importance = torch.ones_like(importance)
-        if start is None and statistics.updates == 0:
-            start = current.logprobs.detach()
         statistics.add_pack(
             PackNumbers(
-                entropy=current.entropy, current=current.logprobs.detach(), proximal=proximal, behavior=behavior,
-                importance=importance, finite=finite & surrogate.finite, ratio=surrogate.ratio,
-                clipped=surrogate.clipped, dual_clipped=surrogate.dual_clipped, start=start,
-                zero_lag=versions == self.state.version, area=one.token_ids.numel(),
-                tokens=sum(len(sample.sequence.token_ids) for sample in members),
+                entropy=found.entropy, proximal=proximal, behavior=behavior, importance=importance,
+                finite=finite & surrogate.finite, ratio=surrogate.ratio, clipped=surrogate.clipped,
+                dual_clipped=surrogate.dual_clipped, start=start, zero_lag=versions == self.state.version,
+                area=part.pack.token_ids.numel(), tokens=sum(len(s.sequence.token_ids) for s in members),
             )
         )  # fmt: skip
-        return losses.weighted_sum(surrogate.losses * importance, weights, surrogate.finite)
+        return losses.weighted_sum(surrogate.losses * importance, part.weights, surrogate.finite)
+
+    def _proximal(self, current: Tensor, start: Tensor | None, behavior: Tensor, versions: Tensor) -> Tensor:
+        if self.config.loss.proximal == "behavior":
+            return behavior
+        if self.config.loss.proximal == "loglinear" or start is None:
+            return losses.loglinear_proximal(current, behavior, versions, self.state.version + 1)
+        return start
