@@ -36,7 +36,7 @@ from agentrl.rollout.tables import (
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.03
+POLL_S = 0.05
 
 
 class Buffer:

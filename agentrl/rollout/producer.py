@@ -27,8 +27,8 @@ from agentrl.rollout.tasks import TaskStream
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05
-"""Seconds between readings of the ledger."""
+POLL_S = 0.1
+"""Seconds between readings of the ledger; between them the dispatcher knows of its own groups."""
 STREAK = 4
 """Lost attempts in a row from which new ones wait: a service is away, and spinning helps nobody."""
 PAUSE_S = 5.0
@@ -63,6 +63,7 @@ class Producer:
         self._playing: set[Playing] = set()
         self._done: asyncio.Queue[Playing] = asyncio.Queue()
         self._moved = time.monotonic()
+        self._observed = 0.0
         self._lost_streak = 0
 
     @property
@@ -107,6 +108,9 @@ class Producer:
         return Ended(Result.LOST) if lost > self._config.reissues else None
 
     async def _observe(self) -> None:
+        if time.monotonic() - self._observed < POLL_S:
+            return
+        self._observed = time.monotonic()
         ledger = await self._store.ledger()
         if ledger != self._dispatcher.ledger:
             self._moved = time.monotonic()
