@@ -45,7 +45,7 @@ def plan_call(tree: Tree, renderer: ConversationRenderer, request: CallRequest) 
         branch = _why_unmatched(tree, root_key, request.messages)
     else:
         added = request.messages[match.messages :]
-        before, reasoned = match.node.prompt_ids(), any(node.reply.reasoning for node in match.node.path())
+        before, reasoned = match.node.prompt_ids(), _reasoned(match.node)
         extended = renderer.extend(before, match.node.sampled, added, request.tools, reasoned=reasoned)
         if extended is not None:
             delta = extended[len(before) + len(match.node.sampled) :]
@@ -53,6 +53,11 @@ def plan_call(tree: Tree, renderer: ConversationRenderer, request: CallRequest) 
         branch = _why_unproved(match, added, reasoned)
     prompt_ids = renderer.prompt(request.messages, request.tools)
     return Plan(root_key, None, follows, turn, request.messages, prompt_ids, prompt_ids, branch)
+
+
+def _reasoned(node: Node) -> bool:
+    """Whether the tokens up to here hold reasoning."""
+    return any(message.reasoning for call in node.path() for message in (*call.messages, call.reply))
 
 
 def _root_key(renderer: ConversationRenderer, tools: Sequence[Tool]) -> str:

@@ -7,6 +7,7 @@ and a tool call's arguments are the model's own string in both.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -132,11 +133,20 @@ class ChatWire:
 def _fields(body: bytes) -> dict[str, Any]:
     try:
         fields = from_json(body)
-    except ValueError as error:
-        raise RequestError(f"the body is not JSON: {error}") from None
+    except ValueError:
+        fields = _without_surrogates(body)
     if not isinstance(fields, dict):
         raise RequestError("the body is not a JSON object")
     return fields
+
+
+def _without_surrogates(body: bytes) -> Any:
+    """The body with lone surrogates replaced, which tool output brings along when it is not text."""
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}") from None
+    return from_json(text.encode("utf-8", "replace"))
 
 
 def _positive(fields: Mapping[str, Any], name: str) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from agentrl.core.errors import Unauthorized
+from agentrl.core.errors import RequestError, Unauthorized
 from agentrl.core.http import Service
 from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.types import Limits, Trajectory
@@ -121,6 +121,23 @@ async def test_stop_texts_cut_the_answer_and_the_record(start_gateway: StartGate
     kept = trained(trajectory)
     assert kept == ids[: len(kept)]
     assert len(kept) < len(ids)
+
+
+async def test_bodies_that_are_hardly_json(start_gateway: StartGateway, say: Any) -> None:
+    engine = ScriptedEngine([say("a")])
+    async with start_gateway([engine]) as gateway:
+        path = f"/s/{(await gateway.open()).key}/v1/chat/completions"
+        service = Service(gateway.url)
+        try:
+            lone = b'{"messages": [{"role": "user", "content": "\\udc80 binary"}]}'
+            answer = await service.request("POST", path, content=lone)
+            assert answer.json()["choices"][0]["message"]["content"] == "a"
+            for body in (b"{", b"[]", b'{"messages": []}', b'{"messages": [{"role": "user"}], "n": 2}'):
+                with pytest.raises(RequestError):
+                    await service.request("POST", path, content=body)
+        finally:
+            await service.close()
+    assert len(engine.requests) == 1
 
 
 async def test_overflow_is_worded_for_openai_clients(start_gateway: StartGateway, connect: Any, say: Any) -> None:
