@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import orjson
+from pydantic import ValidationError
 
 from agentrl.core.errors import (
     AgentRLError,
@@ -230,17 +231,19 @@ def _completion(
     tokens: Sequence[int], logprobs: Sequence[float], choice: Mapping[str, Any], usage: Mapping[str, Any]
 ) -> Completion:
     runs = choice.get("weight_versions") or []
-    if choice["finish_reason"] not in ("stop", "length", "abort"):
-        raise EngineError(f"the engine ended a call with finish_reason {choice['finish_reason']!r}")
-    return Completion(
-        token_ids=tuple(tokens),
-        logprobs=tuple(logprobs),
-        finish_reason=choice["finish_reason"],
-        stop_reason=choice["stop_reason"],
-        versions=tuple(VersionRun(version=_version(r["version"]), start=r["start"], end=r["end"]) for r in runs),
-        prompt_tokens=usage["prompt_tokens"],
-        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-    )
+    try:
+        return Completion(
+            token_ids=tuple(tokens),
+            logprobs=tuple(logprobs),
+            finish_reason=choice["finish_reason"],
+            stop_reason=choice["stop_reason"],
+            versions=tuple(VersionRun(version=_version(r["version"]), start=r["start"], end=r["end"]) for r in runs),
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+        )
+    except ValidationError as error:
+        # Such as a logprob that is no number, after an update that diverged.
+        raise EngineError(f"the engine's answer is not a whole completion: {error}", ran=Ran.YES) from error
 
 
 def _version(label: str) -> int:

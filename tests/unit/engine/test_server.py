@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_models import CONTEXT, VOCAB
 
 from agentrl.core.config import EngineConfig
@@ -58,6 +59,18 @@ async def test_a_session_is_served_from_the_prefix_cache(model_folder: Folder) -
             await stranger.generate(request("c", 1))
         for client in (engine, stranger):
             await client.close()
+
+
+async def test_weights_that_diverged_are_an_engine_error(model_folder: Folder) -> None:
+    worker = build_worker(model_folder(), version=0, config=CONFIG)
+    with torch.no_grad():
+        for tensor in worker.scheduler.runner.tensors().values():
+            tensor.fill_(float("nan"))
+    async with serving(create_engine_app(worker)) as url:
+        engine = EngineClient(url)
+        with pytest.raises(EngineError, match="not a whole completion"):
+            await engine.generate(request("a", 1, 2, 3))
+        await engine.close()
 
 
 async def test_context_of_the_config_bounds_the_model(model_folder: Folder) -> None:
