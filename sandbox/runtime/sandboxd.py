@@ -68,7 +68,7 @@ class Config:
 
 
 class Daemon:
-    """The event loop and the routes."""
+    """The event loop and the routes. SIGCHLD must have a handler (`main`, or the fork server's): it wakes the loop."""
 
     def __init__(self, config: Config, listener: socket.socket) -> None:
         self.config = config
@@ -80,13 +80,13 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         self._ooms = oom_kills()
+        self._roots = [os.path.realpath(config.home), os.path.realpath(config.scratch or config.home)]
         self._oom_score = self._open_oom_score()
         self.renew(config.ttl_s)
         set_subreaper()
         self._wake, wake = os.pipe()
         for fd in (self._wake, wake):
             os.set_blocking(fd, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         listener.setblocking(False)
         self.watch(self._wake, selectors.EVENT_READ, self._reap)
@@ -303,20 +303,20 @@ class Daemon:
                 break
         resolved = os.path.realpath(real)
         if not os.path.isabs(path):
-            self._inside(path, resolved, [config.home])
+            self._inside(path, resolved, self._roots[:1])
         elif config.scratch:
-            self._inside(path, resolved, [config.home, config.scratch])
+            self._inside(path, resolved, self._roots)
         return resolved
 
     def _inside(self, path: str, resolved: str, roots: list[str]) -> None:
-        for root in map(os.path.realpath, roots):
+        for root in roots:
             if resolved == root or resolved.startswith(root.rstrip("/") + "/"):
                 return
         raise Refused(403, "SANDBOX_FILE", f"{path}: leads out of {self.config.workdir}", blame="agent")
 
-    def _open(self, path: str, flags: int) -> int:
+    def _open(self, path: str, real: str, flags: int) -> int:
         """A regular file of the sandbox. NONBLOCK, since opening a FIFO must not stop the loop."""
-        fd = os.open(self._real(path), flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fd = os.open(real, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             os.close(fd)
             raise Refused(404, "SANDBOX_FILE", f"{path}: not a regular file", blame="agent")
@@ -324,7 +324,7 @@ class Daemon:
 
     def _read_file(self, path: str) -> bytes:
         try:
-            with os.fdopen(self._open(path, os.O_RDONLY), "rb") as file:
+            with os.fdopen(self._open(path, self._real(path), os.O_RDONLY), "rb") as file:
                 data = file.read(MAX_BODY + 1)
         except OSError as error:
             raise Refused(404, "SANDBOX_FILE", f"{path}: {error.strerror}", blame="agent") from None
@@ -334,8 +334,10 @@ class Daemon:
 
     def _write_file(self, path: str, data: bytes, mode: int) -> None:
         try:
-            os.makedirs(os.path.dirname(self._real(path)), exist_ok=True)
-            with os.fdopen(self._open(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
+            real = self._real(path)
+            if not os.path.isdir(os.path.dirname(real)):
+                os.makedirs(os.path.dirname(real))
+            with os.fdopen(self._open(path, real, os.O_WRONLY | os.O_CREAT), "wb") as file:
                 file.truncate(0)
                 os.fchmod(file.fileno(), mode & 0o777)
                 file.write(data)
@@ -369,6 +371,7 @@ def main() -> NoReturn:
         sys.exit("sandboxd: a port needs SANDBOXD_TOKEN, since others can reach it")
     env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": config["workdir"], **config.get("env", {})}
     os.makedirs(config["workdir"], exist_ok=True)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
     daemon = Daemon(Config(config["workdir"], config["ttl_s"], env, token=token), listener)
     daemon.write_files(config.get("files", {}))
     daemon.serve()

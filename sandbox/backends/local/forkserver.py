@@ -90,7 +90,8 @@ class ForkServer:
         for fd in (self._wake, wake):
             os.set_blocking(fd, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, lambda *_: self.shutdown())
+        if why_not:
+            signal.signal(signal.SIGTERM, lambda *_: self.shutdown())
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         self.watch(self._wake, self._reap)
         self.watch(self._listener.fileno(), self._accept)
@@ -195,7 +196,6 @@ class ForkServer:
         """In the child: set up, report, serve. Never returns into the fork server's loop."""
         try:
             signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.setsid()
             kept = sorted((listener.fileno(), status))
             os.closerange(3, kept[0])
@@ -223,6 +223,7 @@ class ForkServer:
         return daemon
 
     def _bare(self, name: str, spec: Mapping[str, Any], listener: socket.socket) -> Daemon:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         home, scratch = f"{self.folder}/{name}/work", f"{self.folder}/{name}/tmp"
         os.makedirs(home)
         os.makedirs(scratch)
@@ -355,6 +356,7 @@ def main() -> None:
     if not why_not:
         isolation.claim_namespaces()
         isolation.build_template(f"{folder}/root")
+        isolation.forswear()
     read, write = os.pipe()
     if os.fork() > 0:
         os.close(write)

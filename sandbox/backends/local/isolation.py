@@ -81,9 +81,9 @@ def _device(source: str, target: str) -> None:
 
 
 def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[str, Any]) -> None:
-    """Turn the calling process, the first of a new pid namespace, into the init of a sandbox whose workdir is `owner`'s.
+    """Turn the calling process, the first of a new pid namespace, into the init of a sandbox that `owner` works in.
 
-    Every call here is paid for by every sandbox.
+    Every call here is paid for by every sandbox; what can be done once is in `build_template` and `forswear`.
     """
     k.unshare(NAMESPACES)
     socket.sethostname(name)
@@ -124,15 +124,20 @@ def limit_resources(memory_mb: int, pids: int | None) -> None:
         resource.setrlimit(kind, (bounded, bounded))
 
 
+def forswear() -> None:
+    """Give up, for all that we fork, to gain privileges by executing something. Done once, by the fork server."""
+    k.drop_bounding_set()
+    k.prctl(k.PR_SET_SECUREBITS, k.NOROOT_LOCKED, "SET_SECUREBITS")
+    k.prctl(k.PR_SET_NO_NEW_PRIVS, 1, "SET_NO_NEW_PRIVS")
+
+
 def drop_privileges(uid: int) -> None:
-    """Become `uid` (0: stay who we are) without any capability, now and after whatever is executed."""
-    k.drop_capabilities()
+    """Become `uid` (0: stay who we are) and hold no capability any more."""
     if uid:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     k.clear_capabilities()
-    k.prctl(k.PR_SET_NO_NEW_PRIVS, 1, "SET_NO_NEW_PRIVS")
     # No task may trace us or read our memory, also where it runs under the same uid.
     k.prctl(k.PR_SET_DUMPABLE, 0, "SET_DUMPABLE")
 

@@ -54,9 +54,8 @@ def prctl(option: int, value: int, what: str) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {what}")
 
 
-def drop_capabilities() -> None:
-    """Give up every capability for good, for this process and whatever it executes."""
-    prctl(PR_SET_SECUREBITS, NOROOT_LOCKED, "SET_SECUREBITS")
+def drop_bounding_set() -> None:
+    """Whatever is executed from now on gains no capability; those held now stay."""
     for capability in range(64):
         if _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             # EINVAL: the kernel has no capability of this number, nor of a higher one.
