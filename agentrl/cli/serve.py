@@ -59,7 +59,7 @@ def _use_model(folder: RunFolder, config: RunConfig) -> None:
     if not config.model.path:
         raise ConfigError("set model.path to a model folder (`agentrl model init` makes a tiny one)")
     folder.warm.unlink(missing_ok=True)
-    folder.warm.symlink_to(Path(config.model.path).absolute(), target_is_directory=True)
+    folder.adopt_model(Path(config.model.path))
 
 
 def _endpoints(role: str, config: RunConfig, host: str, port: int, token: str) -> Endpoints:

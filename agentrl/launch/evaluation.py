@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import itertools
 
-from agentrl.core.config import RunConfig, load_config
+from agentrl.core.config import RunConfig, StoreConfig, load_config
 from agentrl.launch.endpoints import Endpoints
 from agentrl.launch.layout import RunFolder
 from agentrl.launch.local import Supervisor
 from agentrl.launch.plan import child, services
-from agentrl.launch.training import PhaseWatcher
+from agentrl.launch.training import PhaseWatcher, make_policy
 
 LABEL = "eval"
 """Under which the store keeps the results."""
@@ -22,9 +22,11 @@ def evaluation_of(run: RunFolder, overrides: tuple[str, ...]) -> tuple[RunFolder
     """A fresh folder inside the run's, whose policy is the run's newest."""
     folders = (RunFolder(run.path / "evals" / str(n)) for n in itertools.count(1))
     folder = next(one for one in folders if not one.exists)
-    config = load_config(run.config_file, overrides).model_copy(update={"name": f"{run.name}-eval"})
+    config = load_config(run.config_file, overrides)
+    # Its own store, also where the run's is a shared database: the run's evaluations are part of its record.
+    config = config.model_copy(update={"name": f"{run.name}-eval", "store": StoreConfig()})
     folder.create(config)
-    folder.warm.symlink_to(run.warm.resolve(), target_is_directory=True)
+    folder.adopt_model(run.warm.resolve())
     folder.weights.symlink_to(run.weights.absolute(), target_is_directory=True)
     return folder, config
 
@@ -32,9 +34,7 @@ def evaluation_of(run: RunFolder, overrides: tuple[str, ...]) -> tuple[RunFolder
 async def evaluate_policy(folder: RunFolder, config: RunConfig, endpoints: Endpoints, watcher: PhaseWatcher) -> None:
     """Play the held-out tasks once; the results are in the folder's store."""
     async with Supervisor(folder.logs, restarts=config.launch.restarts, watcher=watcher) as supervisor:
-        if not folder.warm.exists():
-            watcher.phase("warm_start")
-            await supervisor.finish([child("warm_start", folder, threads=config.train.threads)])
+        await make_policy(supervisor, folder, config, watcher)
         watcher.phase("services")
         await supervisor.start(services(folder, config, endpoints))
         watcher.phase("eval")

@@ -107,6 +107,10 @@ class RunFolder:
             raise ConfigError(f"{self.path} holds no run: it has no config.toml (`agentrl runs list` shows the runs)")
         return load_config(self.config_file)
 
+    def adopt_model(self, source: Path) -> None:
+        """Make a given model the initial policy as it is."""
+        self.warm.symlink_to(source.absolute(), target_is_directory=True)
+
     def create(self, config: RunConfig) -> None:
         """Make the folder and write the config into it."""
         self.logs.mkdir(parents=True, exist_ok=True)

@@ -23,11 +23,11 @@ SMALL = (
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """What still runs on behalf of a run: processes that name its folder."""
+    """What still runs on behalf of a run: processes that name its folder, or work in it."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        line = process.info["cmdline"] or []
-        if any(str(folder) in word for word in line) and process.pid != os.getpid():
+    for process in psutil.process_iter(["cmdline", "cwd"]):
+        words = [*(process.info["cmdline"] or ()), process.info["cwd"] or ""]
+        if any(str(folder) in word for word in words) and process.pid != os.getpid():
             found.append(process)
     return found
 

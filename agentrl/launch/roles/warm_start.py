@@ -56,7 +56,7 @@ def prepare(folder: RunFolder, config: RunConfig, progress: Progress) -> None:
         if config.warm_start.steps:
             warmed_model(source, folder.warm, environment, config, progress)
         else:
-            folder.warm.symlink_to(source.absolute(), target_is_directory=True)
+            folder.adopt_model(source)
 
 
 def initial_model(target: Path, environment: Environment, config: RunConfig) -> None:

@@ -87,3 +87,36 @@ def test_the_traceback_of_a_process_comes_before_its_error(capsys: pytest.Captur
 
 def test_only_the_chosen_command_is_imported() -> None:
     assert len(build("").registered_commands) == len(ENTRIES)
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentrl("train", f"dir={tmp_path}", "env.name=vualt") == 2
+    assert "did you mean 'vault'?" in capsys.readouterr().err
+    assert agentrl("train", f"dir={tmp_path}", "env.options.colour=red") == 2
+    assert "unknown option 'colour'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resume_needs_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentrl("train", "--resume") == 2
+    assert "agentrl train --resume RUN_FOLDER" in capsys.readouterr().err
+    assert agentrl("train", "--resume", str(tmp_path / "nothing")) == 2
+    assert "no run" in capsys.readouterr().err
+
+
+def test_two_files_are_one_too_many(capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentrl("train", "a.toml", "b.toml") == 2
+    assert "give one file" in capsys.readouterr().err
+
+
+def test_runs_are_listed_whatever_their_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentrl("runs", "list", "--dir", str(tmp_path)) == 0
+    assert "no runs in" in capsys.readouterr().out
+    for name, text in (("fresh", "seed = 3\n"), ("odd", "no toml at all")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").write_text(text)
+    assert agentrl("runs", "list", "--dir", str(tmp_path)) == 0
+    shown = capsys.readouterr().out
+    assert "fresh" in shown
+    assert "new" in shown
+    assert "unreadable" in shown
