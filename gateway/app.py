@@ -36,6 +36,9 @@ from gateway.wire.chat import ChatWire
 _trajectories = TypeAdapter(tuple[Trajectory, ...])
 _session_id = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
+SHUTDOWN_S = 5
+"""Seconds that open connections get to end after SIGTERM; harnesses retry what is cut."""
+
 
 class ReplicaUpdate(Value):
     """Body of `PUT /v1/pool/replicas`."""
@@ -159,6 +162,8 @@ async def run_gateway(
         app = create_gateway_app(
             engines=engines, renderer=loaded, database=database, config=config, token=token, connect=connect
         )
-        await server(app, host=host, port=port).serve()
+        service = server(app, host=host, port=port)
+        service.config.timeout_graceful_shutdown = SHUTDOWN_S
+        await service.serve()
     finally:
         await database.close()

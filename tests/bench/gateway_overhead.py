@@ -1,7 +1,7 @@
 """What the gateway costs: CPU and wall time of a call, with an engine that answers at once.
 
-`python tests/bench/gateway_overhead.py [EPISODES]` starts a gateway process over a scripted engine and plays episodes of
-three calls (open, call, call, call, seal) from 32 coroutines. Prints one line.
+`python tests/bench/gateway_overhead.py [EPISODES]` starts a gateway process over a scripted engine and plays episodes
+of three calls (open, call, call, call, seal) from 32 coroutines. Prints one line.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import uvloop
 
 from agentrl.core.config import GatewayConfig
 from agentrl.core.db import sqlite_url
@@ -92,6 +93,6 @@ async def main(episodes: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
-        asyncio.run(serve(Path(sys.argv[2]), int(sys.argv[3])))
+        uvloop.run(serve(Path(sys.argv[2]), int(sys.argv[3])))
     else:
-        asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 400))
+        uvloop.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 400))
