@@ -94,9 +94,23 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int,
     """Start `argv` in a session of its own and return its pid. OSError when it cannot be executed."""
     path = find(argv[0], env.get("PATH", ""), cwd)
     os.chdir(cwd)
+    if not hasattr(os, "posix_spawn"):
+        return _spawn_before_3_8(path, argv, env, stdio)
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigdef=defaults)
+
+
+def _spawn_before_3_8(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, int, int]) -> int:
+    import subprocess  # only here, since it doubles what the runtime keeps in memory
+
+    stdin, stdout, stderr = stdio
+    process = subprocess.Popen(
+        argv, executable=path, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
+    )
+    # Its end is ours to collect: a Popen with a return code does not look for one.
+    process.returncode = 0
+    return process.pid
 
 
 def find(program: str, path: str, cwd: str) -> str:

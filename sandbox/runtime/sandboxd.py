@@ -158,7 +158,7 @@ class Daemon:
             self._route(connection, f"{method} {url.path}", query, headers, body)
         except Refused as refusal:
             connection.reply(refusal.status, refusal.body)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{method} {url.path}: {type(error).__name__}: {error}"
             connection.reply(400, Refused(400, "BAD_REQUEST", f"sandboxd: {why}").body)
 

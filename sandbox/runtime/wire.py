@@ -62,7 +62,11 @@ class Connection:
             self.close()
             return
         self._inbox += data
-        self._advance()
+        try:
+            self._advance()
+        except ValueError:
+            # Not HTTP: there is nobody to answer.
+            self.close()
 
     def _advance(self) -> None:
         while not self._busy and not self._outbox:

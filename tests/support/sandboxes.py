@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -20,12 +22,16 @@ from sandbox.client import SandboxClient
 
 TOKEN = "sandbox-test-token"
 SERVE = """
-import sys
+import json, sys
 import uvloop
 from pathlib import Path
 from agentrl.core.config import SandboxConfig
+from agentrl.core.telemetry import setup_logging
 from sandbox.api import run_sandbox
-uvloop.run(run_sandbox(SandboxConfig(), folder=Path(sys.argv[1]), port=int(sys.argv[2]), token=sys.argv[3]))
+setup_logging("sandbox")
+folder, port, token, settings = sys.argv[1:]
+config = SandboxConfig(**json.loads(settings))
+uvloop.run(run_sandbox(config, folder=Path(folder), port=int(port), token=token))
 """
 
 
@@ -48,8 +54,11 @@ async def local_service(folder: Path, *, capacity: int = 512, sweep_s: float = 0
 class ControllerProcess:
     """A controller that can be killed and started again on the same port and folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, under: tuple[str, ...] = (), settings: Mapping[str, Any] | None = None) -> None:
         self.folder, self.port = folder, free_port()
+        self.under = under
+        """Words of a command that starts the controller, e.g. `unshare`."""
+        self.settings = json.dumps(settings or {})
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -57,7 +66,8 @@ class ControllerProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / "controller.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", SERVE, str(self.folder), str(self.port), TOKEN, stdout=log, stderr=log,
+                *self.under, sys.executable, "-c", SERVE, str(self.folder), str(self.port), TOKEN, self.settings,
+                stdout=log, stderr=log,
                 env={**os.environ, "AGENTRL_TEST_SECRET": "of the controller"},
             )  # fmt: skip
 
@@ -69,6 +79,10 @@ class ControllerProcess:
     async def signal(self, number: signal.Signals) -> int:
         assert self._process is not None
         self._process.send_signal(number)
+        return await self._process.wait()
+
+    async def wait(self) -> int:
+        assert self._process is not None
         return await self._process.wait()
 
 

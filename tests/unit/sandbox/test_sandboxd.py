@@ -1,0 +1,133 @@
+"""sandboxd by itself: on an old interpreter, over TCP with a token, and its lease without a controller."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandbox
+from agentrl.core.http import free_port
+from sandbox.runtime.commands import Capture
+
+RUNTIME = Path(sandbox.__file__).parent / "runtime"
+ROOT = RUNTIME.parents[1]
+TOKEN = "of-one-sandbox"
+
+
+@contextmanager
+def sandboxd(folder: Path, *, ttl_s: float = 60.0, python: str = sys.executable) -> Iterator[tuple[str, Any]]:
+    port = free_port()
+    config = {"port": port, "host": "127.0.0.1", "workdir": str(folder / "work"), "ttl_s": ttl_s}
+    process = subprocess.Popen(
+        [python, "-m", "sandbox.runtime.sandboxd", json.dumps(config)],
+        env={"PYTHONPATH": str(ROOT), "SANDBOXD_TOKEN": TOKEN, "PATH": os.environ["PATH"]},
+    )
+    try:
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def call(method: str, url: str, body: bytes = b"", *, token: str = TOKEN, key: str = "k") -> tuple[int, bytes]:
+    headers = {"authorization": f"Bearer {token}", "idempotency-key": key}
+    request = urllib.request.Request(url, data=body or None, method=method, headers=headers)
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(request, timeout=20) as response:
+                return response.status, response.read()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read()
+        except urllib.error.URLError:
+            time.sleep(0.02)
+    raise TimeoutError(url)
+
+
+@pytest.mark.parametrize("path", sorted(RUNTIME.glob("*.py")), ids=lambda path: path.name)
+def test_it_is_python_3_7_and_standard_library_only(path: Path) -> None:
+    tree = ast.parse(path.read_text(), feature_version=(3, 7))
+    for node in ast.walk(tree):
+        modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        for module in modules:
+            assert module.split(".")[0] in sys.stdlib_module_names or module.startswith("sandbox.runtime"), module
+
+
+def interpreters() -> list[str]:
+    """Every Python from 3.7 up that lies beside ours."""
+    beside = Path(sys.base_prefix).parent.glob("3.*/bin/python3")
+    return [sys.executable, *(str(path) for path in beside if int(path.parts[-3].split(".")[1]) >= 7)]
+
+
+@pytest.mark.parametrize("python", interpreters())
+def test_it_runs_on_other_interpreters(python: str, tmp_path: Path) -> None:
+    with sandboxd(tmp_path, python=python) as (url, _):
+        status, body = call("POST", f"{url}/exec", json.dumps({"argv": ["echo", "hi"]}).encode())
+        assert status == 200
+        assert base64.urlsafe_b64decode(json.loads(body)["stdout"]) == b"hi\n"
+
+
+def test_a_wrong_token_is_401_and_the_token_is_not_in_the_environment(tmp_path: Path) -> None:
+    with sandboxd(tmp_path) as (url, _):
+        assert call("GET", f"{url}/health", token="wrong")[0] == 401
+        assert call("POST", f"{url}/exec", b'{"argv":["true"]}', token="wrong")[0] == 401
+        _, body = call("POST", f"{url}/exec", b'{"argv":["env"]}')
+        assert TOKEN.encode() not in base64.urlsafe_b64decode(json.loads(body)["stdout"])
+
+
+def test_a_key_runs_once_and_is_asked_for(tmp_path: Path) -> None:
+    with sandboxd(tmp_path) as (url, _):
+        body = json.dumps({"argv": ["sh", "-c", "echo run >> runs; wc -l < runs"]}).encode()
+        first = call("POST", f"{url}/exec", body)
+        assert call("POST", f"{url}/exec", body) == first
+        assert call("GET", f"{url}/exec?key=k") == first
+        status, refused = call("POST", f"{url}/exec", b'{"argv":["true"]}')
+        assert (status, json.loads(refused)["error"]["code"]) == (409, "CONFLICT")
+        status, unknown = call("GET", f"{url}/exec?key=other")
+        assert (status, json.loads(unknown)["error"]["ran"]) == (404, "no")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"argv":[]}', b'{"argv":[1]}', b'{"argv":["true"],"stdin":"*"}'])
+def test_what_is_malformed_is_refused(body: bytes, tmp_path: Path) -> None:
+    with sandboxd(tmp_path) as (url, _):
+        status, answer = call("POST", f"{url}/exec", body)
+        assert (status, json.loads(answer)["error"]["code"]) == (400, "BAD_REQUEST")
+        assert call("GET", f"{url}/nowhere")[0] == 404
+
+
+def test_without_renewal_it_ends_and_takes_its_processes_along(tmp_path: Path) -> None:
+    with sandboxd(tmp_path, ttl_s=0.2) as (url, process):
+        script = b'{"argv":["sh","-c","setsid sleep 777 & echo $!"]}'
+        _, body = call("POST", f"{url}/exec", script)
+        orphan = int(base64.urlsafe_b64decode(json.loads(body)["stdout"]))
+        assert process.wait(timeout=20) == 3
+        left = Path(f"/proc/{orphan}/stat")
+        assert not left.exists() or ") Z " in left.read_text()
+
+
+@pytest.mark.parametrize("cap", [1, 2, 7, 1000])
+@pytest.mark.parametrize("chunks", [1, 3, 400])
+def test_capture_keeps_both_ends_and_counts_all(cap: int, chunks: int) -> None:
+    capture = Capture(-1, cap)
+    whole = b""
+    for i in range(chunks):
+        capture.feed(b"%d," % i * 200)
+        whole += b"%d," % i * 200
+    head = (cap + 1) // 2
+    expected = whole if len(whole) <= cap else whole[:head] + whole[len(whole) - (cap - head) :]
+    assert capture.bytes() == expected
+    assert capture.total == len(whole)
