@@ -40,7 +40,7 @@ class TinyModelConfig(Section):
     """Shape of the model that `agentrl model init` builds when no `model.path` is given."""
 
     vocab_size: int = Field(640, gt=260)
-    hidden: int = Field(128, gt=0)
+    hidden: int = Field(64, gt=0)
     layers: int = Field(2, gt=0)
     heads: int = Field(4, gt=0)
     kv_heads: int = Field(2, gt=0)
@@ -63,9 +63,11 @@ class WarmStartConfig(Section):
     steps: int = Field(400, ge=0)
     batch: int = Field(32, gt=0)
     """Episodes a step."""
-    lr: float = Field(2e-3, gt=0)
-    noise: float = Field(0.3, ge=0, le=1)
+    lr: float = Field(4e-3, gt=0)
+    noise: float = Field(0.4, ge=0, le=1)
     """Share of bad moves in the demonstrations."""
+    threads: int = Field(2, gt=0)
+    """CPU threads; nothing else runs at that time."""
 
 
 class EngineConfig(Section):

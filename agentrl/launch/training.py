@@ -45,7 +45,7 @@ async def make_policy(supervisor: Supervisor, folder: RunFolder, config: RunConf
         folder.adopt_model(Path(config.model.path))
         return
     watcher.phase("warm_start")
-    await supervisor.finish([child("warm_start", folder, threads=config.train.threads)])
+    await supervisor.finish([child("warm_start", folder, threads=config.warm_start.threads)])
 
 
 def _check_model(path: Path) -> None:

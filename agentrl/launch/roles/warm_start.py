@@ -47,7 +47,7 @@ async def run(context: RoleContext) -> None:
 
 def prepare(folder: RunFolder, config: RunConfig, progress: Progress) -> None:
     """Fill `model/` and `warm/` as far as they are missing."""
-    torch.set_num_threads(config.train.threads)
+    torch.set_num_threads(config.warm_start.threads)
     environment = load_environment(config.env.name, config.env.options)
     source = Path(config.model.path) if config.model.path else folder.model
     if not source.exists():
