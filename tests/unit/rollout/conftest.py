@@ -1,14 +1,13 @@
-"""A store on disk, and what fills it."""
+"""A store, on SQLite and on Postgres, and what fills it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from agentrl.core.db import Database, sqlite_url
+from agentrl.core.db import Database
 from agentrl.core.types import Episode, Outcome, Scored, Task
 from agentrl.rollout.acceptance import judge
 from agentrl.rollout.buffer import Buffer
@@ -54,13 +53,8 @@ class Filler:
 
 
 @pytest.fixture
-def database_url(tmp_path: Path) -> str:
-    return sqlite_url(tmp_path / "rollout.db")
-
-
-@pytest.fixture
-async def database(database_url: str) -> AsyncIterator[Database]:
-    opened = await open_store_database(database_url)
+async def database(store_url: str) -> AsyncIterator[Database]:
+    opened = await open_store_database(store_url)
     yield opened
     await opened.close()
 
@@ -76,8 +70,8 @@ def filler(store: Store) -> Filler:
 
 
 @pytest.fixture
-async def buffer(database: Database, database_url: str) -> AsyncIterator[Buffer]:
+async def buffer(database: Database, store_url: str) -> AsyncIterator[Buffer]:
     """The trainer's side, over a connection of its own as in a run; lag limit 1, two groups a step."""
-    opened = await open_store_database(database_url)
+    opened = await open_store_database(store_url)
     yield Buffer(opened, staleness=Staleness(limit=LIMIT, groups=2, paced=True), min_scored=2)
     await opened.close()

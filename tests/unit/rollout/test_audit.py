@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, insert, text, update
 from sqlalchemy.sql import Executable
 
-from agentrl.core.db import Database
+from agentrl.core.db import Database, sqlite_url
 from agentrl.core.types import Failed, Scored
 from agentrl.rollout.audit import AuditReport, audit
 from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.tables import claims, cursors, episodes, groups, pack, samples, steps
 from agentrl.testing.episodes import scripted_episode
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    """SQLite alone: the audit only reads, by statements that the store's tests run on Postgres too."""
+    return sqlite_url(tmp_path / "store.db")
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ async def test_a_version_never_names_two_sets_of_weights(buffer: Buffer) -> None
 
 
 async def test_producer_and_trainer_share_the_store_without_losing_a_group(
-    database_url: str, buffer: Buffer, filler: Any, database: Database
+    store_url: str, buffer: Buffer, filler: Any, database: Database
 ) -> None:
     """Two connections write at once, as two processes do; each group trains exactly once."""
 
@@ -148,7 +148,7 @@ async def test_producer_and_trainer_share_the_store_without_losing_a_group(
 
     _, seen = await asyncio.gather(produce(), train())
     assert seen == [f"g{number:02d}" for number in range(24)]
-    reopened = await open_store_database(database_url)
+    reopened = await open_store_database(store_url)
     report = await audit(reopened)
     await reopened.close()
     assert report.ok

@@ -27,9 +27,9 @@ async def test_migrations_create_the_tables_as_described(database: Database) -> 
         assert await connection.run_sync(differences) == []
 
 
-async def test_a_store_keeps_its_name(store: Store, database_url: str) -> None:
+async def test_a_store_keeps_its_name(store: Store, store_url: str) -> None:
     name = await store.identity()
-    database = await open_store_database(database_url)
+    database = await open_store_database(store_url)
     assert await Store(database).identity() == name
     await database.close()
 
@@ -58,7 +58,7 @@ async def test_the_ledger_counts_what_admission_needs(store: Store, buffer: Buff
 
 
 async def test_a_restart_finds_the_unfinished_groups_and_what_became_of_each_slot(
-    database_url: str, store: Store, filler: Any
+    store_url: str, store: Store, filler: Any
 ) -> None:
     await filler.ready("done")
     await filler.issue("g", size=3)
@@ -66,7 +66,7 @@ async def test_a_restart_finds_the_unfinished_groups_and_what_became_of_each_slo
     await filler.finish("g-1", group_id="g", index=1, outcome=Failed(code="REWARD"), versions=(0,))
     await store.reissue("g-1-again", "g", 1)
 
-    database = await open_store_database(database_url)
+    database = await open_store_database(store_url)
     restarted = Store(database)
     (group,) = await restarted.unfinished()
     assert (group.group_id, group.task.id) == ("g", "g")
