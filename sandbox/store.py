@@ -79,10 +79,10 @@ class SandboxStore:
             if inserts:
                 await connection.execute(INSERT, inserts)
             if updates:
-                result = await connection.execute(UPDATE, updates)
-                if result.rowcount != len(updates):
+                changed = await _update(connection, updates)
+                if changed != len(updates):
                     raise Conflict(
-                        f"{len(updates) - result.rowcount} of {len(updates)} sandboxes were changed by another "
+                        f"{len(updates) - changed} of {len(updates)} sandboxes were changed by another "
                         "controller: nothing was written; run one controller on a store"
                     )
 
@@ -137,6 +137,13 @@ class SandboxStore:
         if self._flusher is not None:
             await self._flusher
         await self._database.close()
+
+
+async def _update(connection: AsyncConnection, updates: Sequence[dict[str, Any]]) -> int:
+    """Returns the number of rows changed, which not every driver counts for a whole batch."""
+    if connection.dialect.supports_sane_multi_rowcount:
+        return (await connection.execute(UPDATE, updates)).rowcount
+    return sum([(await connection.execute(UPDATE, update)).rowcount for update in updates])
 
 
 def _row(record: Record) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from agentrl.core.errors import (
 from agentrl.core.protocols import Sandbox, Sandboxes
 from agentrl.core.types import ExecRequest, SandboxLimits, SandboxSpec
 from agentrl.testing.sandbox import InMemorySandboxes
+from sandbox.client import RemoteSandbox
 
 REAL = ("local",)
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
@@ -172,6 +173,13 @@ async def test_commands_and_renewals_extend_a_lease(sandboxes: Sandboxes) -> Non
         assert await sandbox.read("note.txt") == b"hello\n"
 
 
+async def test_a_spec_that_cannot_be_carried_out_leaves_nothing(sandboxes: Sandboxes) -> None:
+    with pytest.raises(SandboxError, match="leads out"):
+        async with sandboxes.acquire(SandboxSpec(files={"../escape": "x"}), owner="test", key="k"):
+            pass
+    assert not await sandboxes.list()
+
+
 async def test_unknown_sandbox(sandboxes: Sandboxes) -> None:
     with pytest.raises(NotFound):
         await sandboxes.get("sb-of-nobody")
@@ -264,6 +272,24 @@ async def test_output_over_the_cap_keeps_head_and_tail(sandbox: Sandbox) -> None
     assert (result.stdout_total, result.stderr) == (len(whole), b"1\n2\n3\n")
 
 
+async def test_close_works_in_every_state(tmp_path: Path) -> None:
+    async with local_service(tmp_path) as client:
+        async with client.acquire(SPEC, owner="test", key="busy") as sandbox:
+            running = asyncio.create_task(sandbox.exec(ExecRequest(argv=("sleep", "30"))))
+            await asyncio.sleep(0.1)
+            await asyncio.gather(*(sandbox.close() for _ in range(3)))
+            with pytest.raises(SandboxLost):
+                await running
+        with pytest.raises(SandboxError):
+            async with client.acquire(SandboxSpec(files={"../x": ""}), owner="test", key="failed"):
+                pass
+        views = await client.list(live=False)
+        assert {view.state for view in views} == {"CLOSED", "FAILED"}
+        for view in views:
+            await RemoteSandbox(client, view.id).close()
+        assert await client.list(live=False) == views
+
+
 async def test_zombies_are_reaped(sandbox: Sandbox) -> None:
     await sandbox.exec(sh("for i in 1 2 3 4 5; do (setsid sh -c 'sleep 0.05' &) ; done"))
     await asyncio.sleep(0.3)
@@ -279,13 +305,13 @@ async def test_kill_everything_inside_kills_no_runtime(sandbox: Sandbox) -> None
 async def test_processes_and_memory_and_disk_are_limited(tmp_path: Path) -> None:
     spec = SandboxSpec(limits=SandboxLimits(pids=20, memory_mb=128, disk_mb=8))
     async with local_service(tmp_path) as client, client.acquire(spec, owner="test", key="k") as sandbox:
-        forks = await sandbox.exec(sh("for i in $(seq 50); do sleep 1003 & done; wait", timeout_s=1))
-        assert b"fork" in forks.stderr
         eater = ExecRequest(argv=("python3", "-c", "b = b'x' * (1 << 28)"))
         assert b"MemoryError" in (await sandbox.exec(eater)).stderr
         full = await sandbox.exec(sh("head -c 16000000 /dev/zero > big"))
         assert full.exit_code != 0
         assert b"No space left" in full.stderr
+        forks = await sandbox.exec(sh("for i in $(seq 50); do sleep 1003 & done; wait", timeout_s=1))
+        assert b"fork" in forks.stderr
 
 
 async def pids(sandbox: Sandbox, program: str) -> list[str]:
