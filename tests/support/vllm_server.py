@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import httpx
 
@@ -17,6 +18,7 @@ from agentrl.core.http import free_port
 from agentrl.weights.vllm_plugin import lay_out
 
 START_S = 400.0
+"""A busy machine of 2 cores has needed 150 s."""
 FLAGS = (
     "--dtype", "float32", "--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details",
     "--block-size", "32", "--scheduling-policy", "priority", "--kv-cache-memory-bytes", "134217728",
@@ -24,9 +26,14 @@ FLAGS = (
 )  # fmt: skip
 
 
+class Server(NamedTuple):
+    url: str
+    pid: int
+
+
 @contextmanager
-def vllm_server(python: str, model: Path, scratch: Path, *, version: int = 1) -> Iterator[str]:
-    """Serve `model`; yields the base URL when it answers, with its weights labelled `version`."""
+def vllm_server(python: str, model: Path, scratch: Path, *, version: int = 1) -> Iterator[Server]:
+    """Serve `model`; yields when it answers, with its weights labelled `version`."""
     port = free_port()
     scratch.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"} | {
@@ -44,7 +51,7 @@ def vllm_server(python: str, model: Path, scratch: Path, *, version: int = 1) ->
     try:
         _wait(process, url, log)
         httpx.post(f"{url}/update_weight_version", json={"new_version": str(version)}).raise_for_status()
-        yield url
+        yield Server(url, process.pid)
     finally:
         os.killpg(process.pid, signal.SIGTERM)
         try:
