@@ -19,7 +19,7 @@ from agentrl.core.types import SessionGrant, SessionRequest, Trajectory, Value
 
 _trajectories = TypeAdapter(tuple[Trajectory, ...])
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """How long a gateway that does not answer is asked again."""
 
 
