@@ -76,7 +76,7 @@ class Sessions:
     def _adopt(self, session: Session) -> Session:
         self._live[session.id] = session
         self._id_of_key[session.key] = session.id
-        oldest_idle = next((old for old in self._live.values() if old.idle), None)
+        oldest_idle = next((old for old in self._live.values() if old.idle and old is not session), None)
         if oldest_idle is not None and len(self._live) > IN_MEMORY:
             self._forget(oldest_idle)
         self._services.metrics.set("gateway/sessions_live", len(self._live))

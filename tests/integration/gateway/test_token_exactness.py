@@ -1,7 +1,8 @@
 """Whatever harness and engine do, trajectories hold exactly what the engine received and returned.
 
 Random episodes over the real app: retries, repeats, cut and aborted generations, failing engines, answers that come
-back changed, hostile text. The engine's own log is the truth that every exported array is compared with.
+back changed, hostile text, sessions read back from the store. The engine's own log is the truth that every exported
+array is compared with.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ class Turn:
     repeat: bool
     retry: bool
     stream: bool
+    reload: bool
+    """The session leaves memory before the next call."""
     carried: str
     said: str
     """The next user message or tool result."""
@@ -86,6 +89,7 @@ turns = st.builds(
     repeat=st.sampled_from([False, False, False, True]),
     retry=st.booleans(),
     stream=st.booleans(),
+    reload=st.booleans(),
     carried=st.sampled_from(["verbatim", "verbatim", "no_reasoning", "redumped", "parts", "edited", "dropped"]),
     said=hostile,
 )
@@ -158,6 +162,8 @@ class World:
                 superseded.add(len(self.calls()) - 1)
                 message = await self.ask(grant, body, turn.again)
             messages = [*messages, *carry(message, turn)]
+            if turn.reload:
+                await self.http.post("/v1/sessions", content=request.model_dump_json())
         sealed = await self.http.post(f"/v1/sessions/{grant['id']}/seal")
         again = await self.http.get(f"/v1/sessions/{grant['id']}/trajectories")
         assert sealed.content == again.content
@@ -272,11 +278,14 @@ def world(
     runner: asyncio.Runner, renderer: ConversationRenderer, say: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[World]:
     engine = Chaos()
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr("gateway.sessions.IN_MEMORY", 1)
     stack = serving_in_process(engine, renderer, tmp_path_factory.mktemp("store"))
     http = runner.run(anext(stack))
     yield World(http, engine, renderer, say)
     with pytest.raises(StopAsyncIteration):
         runner.run(anext(stack))
+    monkeypatch.undo()
 
 
 async def serving_in_process(engine: Chaos, renderer: ConversationRenderer, folder: Path) -> Any:
