@@ -21,7 +21,7 @@ from agentrl.engine.sampler import sample
 from agentrl.engine.sequence import Sequence
 
 PREFILL_TOKENS = 4096
-"""Prompt tokens computed between two decode steps, padding included."""
+"""Prompt tokens computed between two decode steps, the earliest calls first."""
 
 
 class Scheduler:
@@ -117,19 +117,21 @@ class Scheduler:
 
     def _prefill_batches(self) -> list[list[tuple[Sequence, int]]]:
         """What to prefill in this step: (sequence, position to reach), batched by similar length to pad little."""
-        kv, budget = self.runner.kv, PREFILL_TOKENS
-        todo = [(s.length - int(kv.valid[s.row]), s) for s in self._running]
+        chosen: list[tuple[int, Sequence, int]] = []
+        budget = PREFILL_TOKENS
+        for sequence in self._running:
+            computed = int(self.runner.kv.valid[sequence.row])
+            take = min(sequence.length - computed, budget)
+            if sequence.length - computed > 1 and take > 0:
+                chosen.append((take, sequence, computed + take))
+                budget -= take
         batches: list[list[tuple[Sequence, int]]] = []
         width = 0
-        for left, sequence in sorted(((n, s) for n, s in todo if n > 1), key=lambda pair: -pair[0]):
-            if budget <= 0:
-                break
-            take = min(left, budget)
+        for take, sequence, end in sorted(chosen, key=lambda choice: -choice[0]):
             if not batches or take * 2 < width:
                 batches.append([])
                 width = take
-            batches[-1].append((sequence, sequence.length - left + take))
-            budget -= width
+            batches[-1].append((sequence, end))
         return batches
 
     def _sample(self, logits: torch.Tensor, rows: list[Sequence | None] | list[Sequence]) -> None:
