@@ -158,13 +158,13 @@ class Controller:
         try:
             await self.backend.create(record.id, record.spec)
             await saving
-        except AgentRLError as error:
+        except Exception as error:
             await asyncio.wait({saving})
             with contextlib.suppress(SandboxError):
                 await self.backend.destroy(record.id)
             current = self._live.get(record.id)
             if current is not None:
-                await self._finish(current, SandboxState.FAILED, error.message)
+                await self._finish(current, SandboxState.FAILED, str(error))
             raise
         current = self._live.get(record.id)
         if current is not None and current.state is SandboxState.CREATING:

@@ -14,6 +14,7 @@ from sandboxes import TOKEN, ControllerProcess, fork_server, is_fork_server, loc
 
 from agentrl.core.errors import SandboxLost
 from agentrl.core.types import ExecRequest, SandboxSpec
+from sandbox.backends.local.backend import LocalBackend
 from sandbox.client import RemoteSandbox, SandboxClient
 
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
@@ -116,6 +117,18 @@ async def test_killed_fork_server_loses_its_sandboxes_and_is_replaced(tmp_path: 
                 await sandbox.exec(ExecRequest(argv=("true",)))
         async with client.acquire(SPEC, owner="test", key="next") as sandbox:
             assert await sandbox.read("note.txt") == b"hello\n"
+
+
+async def test_a_fork_server_without_a_controller_outlives_its_last_sandbox_only_shortly(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path / "sandbox", idle_s=0.3)
+    await backend.start(lambda sandbox_id, cause: None)
+    await backend.create("sb-left-behind", SPEC.model_copy(update={"ttl_s": 0.5}))
+    server = fork_server(tmp_path)
+    (init,) = server.children()
+    await backend.detach()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [init, server], 20)
+    assert not alive, "first the lease ends the sandbox, then the fork server ends itself"
+    assert not list((tmp_path / "sandbox").glob("*.sock"))
 
 
 async def test_300_cycles_leak_nothing(tmp_path: Path) -> None:

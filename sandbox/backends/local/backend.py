@@ -159,6 +159,13 @@ class LocalBackend:
         self._placed = set()
         if self._writer is not None:
             await self._ask("shutdown")
+        await self.detach()
+
+    async def detach(self) -> None:
+        """Let go of the fork server and its sandboxes; their leases run on."""
+        self._placed = set()
+        if self._writer is not None:
+            self._writer.close()
         if self._reading is not None:
             await self._reading
         os.close(self._folder_fd)
