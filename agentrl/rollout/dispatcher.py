@@ -66,7 +66,7 @@ class Dispatcher:
         self._config = config
         self._steps = steps
         self._staleness = Staleness.of(config)
-        self._ledger = Ledger(version=-1, ready=0, consumed=0, flat=0, steps=0, taken=0)
+        self._ledger = Ledger(version=-1, ready=0, consumed=0, flat=0, steps=0, taken=0, served=-1)
         self._open: dict[str, _Open] = {}
         self._pending: deque[Slot] = deque()
         self._running: set[Slot] = set()

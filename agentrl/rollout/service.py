@@ -7,9 +7,8 @@ stored and the store holds all training steps; anything else ends it with an exc
 from __future__ import annotations
 
 import asyncio
-import logging
+import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,13 +23,10 @@ from agentrl.core.protocols import Agent, Rewards, Sandboxes, Sessions
 from agentrl.core.telemetry import Metrics
 from agentrl.rollout.bounds import tidy, together
 from agentrl.rollout.episode import Player
-from agentrl.rollout.evaluate import Evaluation, evaluate, held_out, load_evaluation
+from agentrl.rollout.evaluate import evaluate, held_out
 from agentrl.rollout.metrics import SPECS
 from agentrl.rollout.producer import Producer
-from agentrl.rollout.staleness import Ledger
 from agentrl.rollout.store import Store
-
-log = logging.getLogger(__name__)
 
 BEFORE, AFTER = "before", "after"
 POLL_S = 0.2
@@ -90,12 +86,17 @@ class Rollout:
         )
 
     async def run(self) -> None:
+        patience_s = self._config.rollout.no_progress_s
         await self._close_leftovers()
-        await self._first_version()
-        await self._evaluate(BEFORE)
+        await self._served(0, limit_s=patience_s)
+        # After a restart in mid-training the initial policy is gone: what was measured of it stays as it is.
+        if (await self._store.ledger()).steps == 0:
+            self._phase = f"evaluating {BEFORE}"
+            await self._evaluate(BEFORE)
         self._phase = "training"
         await together([self._producer.run(), self._evaluate_periodically()])
-        await self._last_version()
+        await self._served(self._config.train.steps, limit_s=patience_s)
+        self._phase = f"evaluating {AFTER}"
         await self._evaluate(AFTER)
         self._phase = "done"
 
@@ -128,54 +129,32 @@ class Rollout:
         )  # fmt: skip
 
     async def _evaluate(self, label: str) -> None:
-        found = await self._evaluation(label)
-        if found is not None and found.success_rate is not None:
-            self._metrics.set("rollout/eval_success_ratio", found.success_rate, label=label)
-
-    async def _evaluation(self, label: str) -> Evaluation | None:
-        """Run, continue or skip the evaluation `label`."""
+        """Run or continue the evaluation `label`; what it found is in the store."""
         count, rollout = self._config.eval.tasks, self._config.rollout
         tasks = held_out(self._rooms.environment, seed=self._config.seed, count=count, limits=rollout.limits)
-        if not tasks:
-            return None
-        if label == BEFORE and (await self._store.ledger()).steps > 0:
-            # After a restart in mid-training the initial policy is gone; what was measured of it stays.
-            return await load_evaluation(self._database, label)
-        self._phase = f"evaluating {label}" if label in (BEFORE, AFTER) else self._phase
-        return await evaluate(
-            self._player(self._config.eval.temperature), self._database, label=label, tasks=tasks,
-            concurrency=rollout.concurrency, retries=rollout.reissues,
-        )  # fmt: skip
+        if tasks:
+            await evaluate(
+                self._player(self._config.eval.temperature), self._database, label=label, tasks=tasks,
+                concurrency=rollout.concurrency, retries=rollout.reissues,
+            )  # fmt: skip
 
     async def _evaluate_periodically(self) -> None:
         every, steps = self._config.eval.every, self._config.train.steps
         if every == 0:
             return
         for step in range(every, steps, every):
-            await self._step(step)
+            # That this does not take forever is the producer's to see to.
+            await self._served(step, limit_s=math.inf)
             await self._evaluate(f"step-{step}")
 
-    async def _step(self, step: int) -> None:
-        """Wait for a committed step; that this does not take forever is the producer's to see to."""
-        while True:
-            if (await self._store.ledger()).steps >= step:
-                return
-            await asyncio.sleep(POLL_S)
-
-    async def _first_version(self) -> None:
-        await self._until(lambda ledger: ledger.version >= 0, "the trainer's first policy version")
-
-    async def _last_version(self) -> None:
-        """The final policy is the version published after the last step took its groups."""
-        await self._until(lambda ledger: ledger.consumed == 0, "the policy version of the last step to be published")
-
-    async def _until(self, reached: Callable[[Ledger], bool], what: str) -> None:
-        limit = self._config.rollout.no_progress_s
-        deadline = time.monotonic() + limit
-        while not reached(await self._store.ledger()):
+    async def _served(self, steps: int, *, limit_s: float) -> None:
+        """Wait until replicas serve a policy that has had `steps` training steps."""
+        deadline = time.monotonic() + limit_s
+        while (await self._store.ledger()).served < steps:
             if time.monotonic() > deadline:
+                what = "the trainer's first policy version" if steps == 0 else f"the policy of step {steps}"
                 raise NoProgress(
-                    f"rollout: waited {limit:g} s (rollout.no_progress_s) for {what}: see the trainer's log"
+                    f"rollout: waited {limit_s:g} s (rollout.no_progress_s) for {what}: see the trainer's log"
                 )
             await asyncio.sleep(POLL_S)
 

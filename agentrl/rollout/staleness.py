@@ -29,6 +29,8 @@ class Ledger:
     """Committed training steps."""
     taken: int
     """Training steps that have taken their groups, committed or not."""
+    served: int
+    """Training steps that the policy of `version` has had, -1 before the first."""
 
 
 @dataclass(frozen=True, slots=True)

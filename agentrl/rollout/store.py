@@ -108,10 +108,13 @@ class Store:
         ready = select(func.count()).where(groups.c.state == GroupState.READY)
         committed = select(func.count()).select_from(steps)
         taken = select(func.count(claims.c.step.distinct())).where(claims.c.state.in_(live))
-        columns = (newest, *(query.scalar_subquery() for query in (ready, consumed, flat, committed, taken)))
+        served = select(func.coalesce(func.max(versions.c.step), -1)).where(versions.c.version == newest)
+        columns = (newest, *(query.scalar_subquery() for query in (ready, consumed, flat, committed, taken, served)))
         async with self.database.read() as connection:
             row = (await connection.execute(select(*columns))).one()
-        return Ledger(version=row[0], ready=row[1], consumed=row[2], flat=row[3], steps=row[4], taken=row[5])
+        return Ledger(
+            version=row[0], ready=row[1], consumed=row[2], flat=row[3], steps=row[4], taken=row[5], served=row[6]
+        )
 
     async def cursor(self) -> int:
         """Tasks of the training stream that were issued."""

@@ -67,8 +67,12 @@ class World:
         await self.buffer.publish_version(version, step=step, path=f"v{version}")
 
 
-def config(*, steps: int = 4, eval_tasks: int = 0, **rollout: object) -> RunConfig:
-    tree = {"rollout": {**ROLLOUT, **rollout}, "train": {"steps": steps}, "eval": {"tasks": eval_tasks}}
+def config(*, steps: int = 4, eval_tasks: int = 0, eval_every: int = 0, **rollout: object) -> RunConfig:
+    tree = {
+        "rollout": {**ROLLOUT, **rollout},
+        "train": {"steps": steps},
+        "eval": {"tasks": eval_tasks, "every": eval_every},
+    }
     return parse_config(tree)
 
 

@@ -177,7 +177,7 @@ async def test_a_trainer_that_dies_between_claim_and_commit_loses_nothing(world:
 
 
 async def test_a_run_without_progress_says_what_it_waits_for(world: Any, make_config: Any) -> None:
-    world.config = make_config(no_progress_s=0.3)
+    world.config = make_config(no_progress_s=1.0)
     await world.buffer.publish_version(0, step=0, path="v0")
     with pytest.raises(NoProgress, match="waiting for the trainer to take a step") as raised:
         await world.rollout().run()
@@ -187,7 +187,7 @@ async def test_a_run_without_progress_says_what_it_waits_for(world: Any, make_co
 async def test_a_run_in_which_every_score_fails_stops_and_names_the_code(
     world: Any, make_config: Any, make_rewards: Any
 ) -> None:
-    world.config, world.rewards = make_config(no_progress_s=0.5), make_rewards(infra_every=1)
+    world.config, world.rewards = make_config(no_progress_s=1.0), make_rewards(infra_every=1)
     await world.buffer.publish_version(0, step=0, path="v0")
     with pytest.raises(NoProgress, match="SCORER x"):
         await world.rollout().run()
@@ -209,6 +209,18 @@ async def test_the_policy_is_evaluated_before_and_after(world: Any, make_config:
     assert after is not None
     assert (before.answered, before.versions) == (6, (0,))
     assert (after.answered, after.versions) == (6, (4,))
+
+
+async def test_the_policy_is_evaluated_every_so_many_steps(world: Any, make_config: Any) -> None:
+    world.config = make_config(steps=5, eval_tasks=3, eval_every=2)
+    await asyncio.gather(world.rollout().run(), world.train())
+    for label, at_least in (("step-2", 2), ("step-4", 4)):
+        found = await load_evaluation(world.database, label)
+        assert found is not None
+        assert found.answered == 3
+        # The training goes on meanwhile, and an evaluation says which versions it saw.
+        assert min(found.versions) >= at_least
+    assert await load_evaluation(world.database, "step-5") is None
 
 
 async def test_a_flat_environment_still_trains_within_its_resampling_budget(world: Any, make_config: Any) -> None:

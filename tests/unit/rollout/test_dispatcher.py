@@ -59,8 +59,9 @@ class Trial(RuleBasedStateMachine):
         consumed = sum(g.state == "consumed" and g.version >= self.version for g in self.groups.values())
         flat = sum(g.state == "flat" and g.version >= self.version for g in self.groups.values())
         return Ledger(
-            self.version, ready=count(state="ready"), consumed=consumed, flat=flat, steps=self.steps, taken=self.steps
-        )
+            self.version, ready=count(state="ready"), consumed=consumed, flat=flat, steps=self.steps, taken=self.steps,
+            served=self.version,
+        )  # fmt: skip
 
     def complete(self, group_id: str) -> None:
         end = self.dispatcher.complete(group_id)
@@ -177,7 +178,7 @@ def _config(**changes: object) -> RolloutConfig:
 
 
 def _at_version(dispatcher: Dispatcher, version: int = 0, *, flat: int = 0) -> None:
-    dispatcher.observe(Ledger(version=version, ready=0, consumed=0, flat=flat, steps=0, taken=0))
+    dispatcher.observe(Ledger(version=version, ready=0, consumed=0, flat=flat, steps=0, taken=0, served=0))
 
 
 def _play_group(dispatcher: Dispatcher, ends: list[Ended]) -> GroupEnd | None:
@@ -212,13 +213,13 @@ def test_each_form_keeps_so_many_groups_outstanding(form: str, outstanding: int)
 
 def test_no_group_is_issued_that_no_step_is_left_for() -> None:
     dispatcher = Dispatcher(_config(form="async", max_lag=2, concurrency=1000), steps=10)
-    dispatcher.observe(Ledger(version=8, ready=1, consumed=B, flat=0, steps=8, taken=9))
+    dispatcher.observe(Ledger(version=8, ready=1, consumed=B, flat=0, steps=8, taken=9, served=8))
     assert dispatcher.room == B - 1
 
 
 def test_at_limit_drop_issues_whatever_the_concurrency_takes() -> None:
     dispatcher = Dispatcher(_config(form="async", at_limit="drop", concurrency=100 * G), steps=100)
-    dispatcher.observe(Ledger(version=0, ready=50, consumed=0, flat=0, steps=0, taken=0))
+    dispatcher.observe(Ledger(version=0, ready=50, consumed=0, flat=0, steps=0, taken=0, served=0))
     issued = 0
     while dispatcher.wants_group():
         dispatcher.admit(f"g{issued}")
@@ -272,7 +273,9 @@ def test_in_order_consumption_never_exceeds_the_limit() -> None:
     taken = 0
     for version in range(30):
         ready = len(issued) - taken
-        dispatcher.observe(Ledger(version=version, ready=ready, consumed=0, flat=0, steps=version, taken=version))
+        dispatcher.observe(
+            Ledger(version=version, ready=ready, consumed=0, flat=0, steps=version, taken=version, served=version)
+        )
         room = dispatcher.room
         issued += [version] * room
         assert len(issued) - taken >= B

@@ -42,19 +42,19 @@ async def test_an_episode_comes_back_as_it_was_stored(store: Store, filler: Any)
 
 
 async def test_the_ledger_counts_what_admission_needs(store: Store, buffer: Buffer, filler: Any) -> None:
-    assert await store.ledger() == Ledger(version=-1, ready=0, consumed=0, flat=0, steps=0, taken=0)
+    assert await store.ledger() == Ledger(version=-1, ready=0, consumed=0, flat=0, steps=0, taken=0, served=-1)
     await buffer.publish_version(0, step=0, path="v0")
     for group_id in ("g1", "g2", "g3"):
         await filler.ready(group_id)
     await filler.issue("g4")
     await store.end_group("g4", DropReason.FLAT, version=0)
-    assert await store.ledger() == Ledger(version=0, ready=3, consumed=0, flat=1, steps=0, taken=0)
+    assert await store.ledger() == Ledger(version=0, ready=3, consumed=0, flat=1, steps=0, taken=0, served=0)
     await buffer.take(1, version=0, groups=2)
-    assert await store.ledger() == Ledger(version=0, ready=1, consumed=2, flat=1, steps=0, taken=1)
+    assert await store.ledger() == Ledger(version=0, ready=1, consumed=2, flat=1, steps=0, taken=1, served=0)
     await buffer.commit(1, version=0, checkpoint="c1")
-    assert await store.ledger() == Ledger(version=0, ready=1, consumed=2, flat=1, steps=1, taken=1)
+    assert await store.ledger() == Ledger(version=0, ready=1, consumed=2, flat=1, steps=1, taken=1, served=0)
     await buffer.publish_version(1, step=1, path="v1")
-    assert await store.ledger() == Ledger(version=1, ready=1, consumed=0, flat=0, steps=1, taken=1)
+    assert await store.ledger() == Ledger(version=1, ready=1, consumed=0, flat=0, steps=1, taken=1, served=1)
 
 
 async def test_a_restart_finds_the_unfinished_groups_and_what_became_of_each_slot(
