@@ -78,6 +78,8 @@ def figures(view: RunView) -> Iterator[tuple[str, str]]:
         yield "held out", ", ".join(f"{label} {rate:.3f}" for label, rate in rates.items())
     if busy := ", ".join(_busy(view)):
         yield "now", busy
+    if view.status.waiting_for and not view.gauges.total("agentrl_rollout_running_episodes"):
+        yield "waiting for", view.status.waiting_for
     if failures := view.failures():
         yield "failures", ", ".join(f"{code} {count:.0f}" for code, count in sorted(failures.items()))
 

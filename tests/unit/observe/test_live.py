@@ -112,6 +112,16 @@ async def test_the_panel_shows_what_the_services_say(view: RunView, rollout: Rol
         assert expected in text
 
 
+async def test_a_run_that_stands_still_says_what_it_waits_for(view: RunView, rollout: Rollout) -> None:
+    view.phase("services")
+    rollout.page = {"phase": "starting", "waiting_for": "the trainer's first policy version"}
+    await view.refresh()
+    assert "the trainer's first policy version" in text_of(view)
+    rollout.metrics.set("rollout/running_episodes", 3)
+    await view.refresh()
+    assert "waiting for" not in text_of(view)
+
+
 async def test_a_service_that_went_away_keeps_its_last_numbers() -> None:
     metrics = Metrics(SPECS)
     metrics.set("rollout/running_episodes", 7)
