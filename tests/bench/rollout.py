@@ -4,7 +4,8 @@ python tests/bench/rollout.py [--engines scripted embedded] [--steps 8] [--polic
 
 Every part but the engine and the trainer is the product's own: vault episodes over the gateway, sandboxes with
 processes in them and the reward service, each a process of its own. The trainer is one that takes and commits
-at once. Phases are episode seconds (128 episodes run side by side); `cpu_ms` is CPU time an episode, by process.
+at once. Time shares are of episode seconds, 128 episodes side by side; `other` is opening and sealing the session
+and closing the sandbox, `idle` a free place. `cpu_ms` is CPU time an episode, by process.
 """
 
 from __future__ import annotations
