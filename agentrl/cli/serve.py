@@ -18,7 +18,7 @@ from agentrl.cli.arguments import Words, read_config
 from agentrl.core.config import RunConfig
 from agentrl.core.errors import ConfigError
 from agentrl.core.telemetry import setup_logging
-from agentrl.launch.child import RoleContext, role_main
+from agentrl.launch.context import RoleContext, role_main
 from agentrl.launch.endpoints import TOKEN_VARIABLE, Endpoints, choose_endpoints
 from agentrl.launch.layout import RunFolder
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import importlib
 import logging
 import os
 import signal
 import sys
 import traceback
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import uvloop
 
-from agentrl.core.config import RunConfig
 from agentrl.core.telemetry import setup_logging
+from agentrl.launch.context import RoleContext, role_main
 from agentrl.launch.endpoints import Endpoints
 from agentrl.launch.layout import RunFolder
 
@@ -32,39 +29,12 @@ log = logging.getLogger(__name__)
 PR_SET_PDEATHSIG = 1
 
 
-@dataclass(frozen=True, slots=True)
-class RoleContext:
-    """What the code of a role is started with."""
-
-    role: str
-    folder: RunFolder
-    config: RunConfig
-    endpoints: Endpoints
-    argument: str = ""
-    """What a role needs to be told beyond the config."""
-
-    @property
-    def host(self) -> str:
-        return urlsplit(self.endpoints.url(self.role)).hostname or "127.0.0.1"
-
-    @property
-    def port(self) -> int:
-        return self.endpoints.port(self.role)
-
-
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the launcher ends, however it ends."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def role_main(context: RoleContext) -> Coroutine[Any, Any, None]:
-    """The role's coroutine; each role is a module of its own, so that only the roles that need torch import it."""
-    module = importlib.import_module(f"agentrl.launch.roles.{context.role.split('-')[0]}")
-    coroutine: Coroutine[Any, Any, None] = module.run(context)
-    return coroutine
 
 
 async def until_done_or_told(work: Coroutine[Any, Any, None]) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agentrl.core.types import WeightManifest
 from agentrl.engine.server import run_engine
-from agentrl.launch.child import RoleContext
+from agentrl.launch.context import RoleContext
 from agentrl.launch.layout import RunFolder
 
 

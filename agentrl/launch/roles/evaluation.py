@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from agentrl.launch.child import RoleContext
+from agentrl.launch.context import RoleContext
 from agentrl.launch.roles.rollout import connected
 from agentrl.rollout.episode import Player
 from agentrl.rollout.evaluate import evaluate, held_out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 
 from agentrl.engine.client import EngineClient
-from agentrl.launch.child import RoleContext
+from agentrl.launch.context import RoleContext
 from gateway.app import run_gateway
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.core.plugins import load_environment
-from agentrl.launch.child import RoleContext
+from agentrl.launch.context import RoleContext
 from agentrl.reward.service import run_reward
 from sandbox.client import SandboxClient
 

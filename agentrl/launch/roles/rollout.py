@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from agentrl.core.plugins import load_agent, load_environment
-from agentrl.launch.child import RoleContext
+from agentrl.launch.context import RoleContext
 from agentrl.reward.client import RewardClient
 from agentrl.rollout.service import Listen, Rooms, run_rollout
 from agentrl.rollout.store import open_store_database

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.launch.child import RoleContext
+from agentrl.launch.context import RoleContext
 from sandbox.api import run_sandbox
 
 

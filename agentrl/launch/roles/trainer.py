@@ -12,7 +12,7 @@ from agentrl.core.http import create_app, server
 from agentrl.core.protocols import MetricSink
 from agentrl.core.telemetry import JsonlSink, Metrics, PrometheusSink, Sinks, TensorBoardSink
 from agentrl.engine.client import EngineClient
-from agentrl.launch.child import RoleContext
+from agentrl.launch.context import RoleContext
 from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.staleness import Staleness
 from agentrl.rollout.store import open_store_database

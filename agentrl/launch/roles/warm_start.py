@@ -18,7 +18,7 @@ from agentrl.core.environment import Environment
 from agentrl.core.plugins import load_environment
 from agentrl.core.rendering import load_renderer
 from agentrl.core.telemetry import JsonlSink
-from agentrl.launch.child import RoleContext
+from agentrl.launch.context import RoleContext
 from agentrl.launch.layout import RunFolder
 from agentrl.train.model import load_model, save_model
 from agentrl.train.tiny import build_tiny_model
