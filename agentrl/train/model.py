@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
 
 from agentrl.core.errors import TrainError
 from agentrl.train.packing import Pack, TokenSequence, pack
@@ -39,6 +40,7 @@ class TokenLogprobs:
 
 def load_model(folder: Path, dtype: Literal["float32", "bfloat16"] = "float32") -> torch.nn.Module:
     """A causal LM from a Hugging Face folder, with PyTorch's attention. TrainError when it cannot be read."""
+    transformers_logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], attn_implementation="sdpa", local_files_only=True

@@ -51,7 +51,10 @@ def train_tokenizer(
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, *, context: int) -> None:
-    """The files that `transformers` and `agentrl.core.rendering` read."""
+    """The files that `agentrl.core.rendering` and `PreTrainedTokenizerFast` read.
+
+    Not `AutoTokenizer`: for a model of type qwen2 it replaces the pre-tokenizer of the file by Qwen2's.
+    """
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
