@@ -19,8 +19,8 @@ from agentrl.launch.local import interruptible
 from agentrl.launch.start import new_run
 from agentrl.observe.live import watching
 from agentrl.observe.report import evaluation
+from agentrl.observe.results import evaluation_table
 from agentrl.observe.summary import EvalSummary
-from agentrl.observe.table import evaluation_table
 from agentrl.observe.view import EVALUATION
 from agentrl.rollout.store import open_store_database
 

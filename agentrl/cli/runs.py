@@ -20,8 +20,8 @@ from agentrl.launch.status import read_status
 from agentrl.observe.curve import draw
 from agentrl.observe.history import read_history
 from agentrl.observe.report import curve_of, find_episode, finding_line
+from agentrl.observe.results import number, summary_table
 from agentrl.observe.summary import read_summary
-from agentrl.observe.table import number, summary_table
 from agentrl.observe.transcript import transcript as page_of
 from agentrl.rollout.audit import audit
 from agentrl.rollout.store import open_store_database

@@ -23,7 +23,7 @@ from agentrl.launch.start import new_run, resumed_run
 from agentrl.launch.training import recorded, train
 from agentrl.observe.live import watching
 from agentrl.observe.report import Places, write_report
-from agentrl.observe.table import summary_table
+from agentrl.observe.results import summary_table
 from agentrl.observe.view import TRAINING
 
 

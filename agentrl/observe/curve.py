@@ -82,7 +82,7 @@ def _draw_rewards(axes: Axes, curve: Curve) -> None:
     axes.set_ylabel("reward / success rate")
     shown = [*curve.rewards, *(evaluation.rate for evaluation in curve.evaluations)]
     if all(0 <= value <= 1 for value in shown):
-        axes.set_ylim(0, 1.04)
+        axes.set_ylim(0, 1.06)
     axes.legend(loc="lower right", frameon=False, fontsize=9)
     _bare(axes)
 

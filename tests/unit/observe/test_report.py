@@ -17,8 +17,8 @@ from agentrl.core.types import Failed, Limits, Outcome, Sampling, Scored, ScoreR
 from agentrl.observe.gauges import Gauges, StatusPage
 from agentrl.observe.history import Tail
 from agentrl.observe.report import Places, find_episode, write_report
+from agentrl.observe.results import summary_table
 from agentrl.observe.summary import fingerprint, read_summary
-from agentrl.observe.table import summary_table
 from agentrl.observe.view import Phase, RunView
 from agentrl.rollout.acceptance import judge
 from agentrl.rollout.episode import Player
