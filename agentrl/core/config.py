@@ -154,7 +154,9 @@ class LossConfig(Section):
 
 class TrainConfig(Section):
     steps: int = Field(40, gt=0)
-    lr: float = Field(3e-4, gt=0)
+    lr: float = Field(8e-4, gt=0)
+    lr_final: float = Field(0.1, ge=0, le=1)
+    """Share of `lr` that is left at the last step; it falls linearly."""
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = Field(0.0, ge=0)
     grad_clip: float = Field(1.0, gt=0)

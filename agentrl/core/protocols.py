@@ -237,9 +237,19 @@ class SampleSource(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A version that serves."""
+
+    urls: tuple[str, ...]
+    """The replicas that serve it, verified."""
+    mismatch_mean_abs: float
+    """Mean |trainer - engine| logprob over the manifest's probe, of the worst of them."""
+
+
 class Publisher(Protocol):
-    async def apply(self, manifest: WeightManifest, path: Path) -> Sequence[str]:
-        """Bring the replicas to the manifest's version; returns the URLs that now serve it, verified.
+    async def apply(self, manifest: WeightManifest, path: Path) -> Applied:
+        """Bring the replicas to the manifest's version.
 
         Raises WeightsError when no replica took it before the deadline.
         """

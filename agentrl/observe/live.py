@@ -42,13 +42,15 @@ class Lines:
         self._phases = len(view.phases)
         for row in view.warm[self._warm :]:
             if row["step"] % 50 == 0:
-                self._say(f"  warm start {row['step']:.0f}/{view.config.warm_start.steps}  loss {row['warm/loss']:.3f}")
+                self._say(
+                    f"  warm start {row['step']:.0f}/{view.config.warm_start.steps}  loss {row['train/warm_loss']:.3f}"
+                )
         self._warm = len(view.warm)
         for row in view.rows[self._steps :]:
             figures = [f"  step {row['step']:.0f}/{view.config.train.steps}", f"reward {row.get('reward/mean', 0):.3f}"]
             figures.append(f"lag {row.get('train/lag_mean', 0):.2f}")
-            if "train/mismatch_zero_lag_mean_abs" in row:
-                figures.append(f"mismatch {row['train/mismatch_zero_lag_mean_abs']:.1e}")
+            if "weights/mismatch_mean_abs" in row:
+                figures.append(f"mismatch {row['weights/mismatch_mean_abs']:.1e}")
             figures.append(f"{row.get('train/step_s', 0):.1f} s")
             self._say("  ".join(figures))
         self._steps = len(view.rows)

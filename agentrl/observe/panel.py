@@ -61,18 +61,17 @@ def figures(view: RunView) -> Iterator[tuple[str, str]]:
     """The lines of the view that have something to say."""
     if view.warm and not view.rows:
         row = view.warm[-1]
-        yield "warm start", f"loss {row.get('warm/loss', 0):.3f}, accuracy {row.get('warm/accuracy', 0):.2f}"
+        yield (
+            "warm start",
+            f"loss {row.get('train/warm_loss', 0):.3f}, accuracy {row.get('train/warm_accuracy', 0):.2f}",
+        )
     if view.rows:
         rewards = [row["reward/mean"] for row in view.rows if "reward/mean" in row]
         sources = view.by_source()
         named = ", ".join(f"{source} {value:.2f}" for source, value in sorted(sources.items())) if sources else ""
         yield "reward", f"{rewards[-1] if rewards else 0:.3f}  {spark(rewards[-40:])}  {named}"
         yield "lag", f"mean {view.latest('train/lag_mean') or 0:.2f}, max {view.latest('train/lag_max') or 0:.0f}"
-        mismatch = view.latest("train/mismatch_zero_lag_mean_abs")
-        yield (
-            "mismatch",
-            "no sample at zero lag" if mismatch is None else f"{mismatch:.1e} (mean |Δ logprob|, zero lag)",
-        )
+        yield "mismatch", f"{view.latest('weights/mismatch_mean_abs') or 0:.1e} (mean |Δ logprob|, zero lag)"
         yield "step", f"{view.latest('train/step_s') or 0:.1f} s, waiting {view.latest('train/take_s') or 0:.1f} s"
     if rates := view.success_rates():
         yield "held out", ", ".join(f"{label} {rate:.3f}" for label, rate in rates.items())

@@ -65,7 +65,8 @@ async def summarise(database: Database, config: RunConfig, history: History, vie
     rates = {found.label: found.success_rate for found in evaluations}
     audited = await audit(database)
     first, last = reward_ends(history)
-    mismatch = history.values("train/mismatch_zero_lag_mean_abs")
+    probed = history.values("weights/mismatch_mean_abs")
+    mismatch = [*history.values("train/mismatch_zero_lag_mean_abs"), *probed]
     tokens = sum(history.values("train/trained_tokens"))
     phases = {phase.name: round(phase.seconds, 2) for phase in view.phases}
     return Summary(
@@ -73,7 +74,7 @@ async def summarise(database: Database, config: RunConfig, history: History, vie
         form=config.rollout.form, steps=len(history.rows), eval_before=rates.get(BEFORE), eval_after=rates.get(AFTER),
         evaluations=tuple(evaluations), reward_first=first, reward_last=last,
         episodes=audited.episodes, groups=audited.groups, failures=await Store(database).failures(),
-        mismatch_zero_lag_max=largest(mismatch), mismatch_zero_lag_steps=len(mismatch),
+        mismatch_zero_lag_max=largest(mismatch), mismatch_zero_lag_steps=len(probed),
         lag_mean=mean(history.values("train/lag_mean")), lag_max=largest(history.values("train/lag_max")),
         trained_tokens=int(tokens), trained_tokens_per_s=tokens / phases["train"] if phases.get("train") else None,
         wall_s=round(time.time() - view.phases[0].began, 2), phases_s=phases,

@@ -62,9 +62,9 @@ class Summary(Value):
     failures: Mapping[str, int]
     """Episodes without a reward, by code."""
     mismatch_zero_lag_max: float | None
-    """The largest of the steps' mean |trainer - engine| logprob at lag 0."""
+    """The largest of the steps' mean |trainer - engine| logprob at lag 0, on the batch and on the probe."""
     mismatch_zero_lag_steps: int
-    """Steps with tokens at lag 0."""
+    """Steps whose new version was compared with the trainer on a replica."""
     lag_mean: float | None
     lag_max: float | None
     trained_tokens: int

@@ -17,13 +17,16 @@ from typing import Protocol
 from torch import Tensor
 
 from agentrl.core.config import TrainConfig
-from agentrl.core.protocols import MetricSink, Publisher, SampleSource
+from agentrl.core.protocols import Batch, MetricSink, Publisher, SampleSource
 from agentrl.core.types import WeightManifest
 from agentrl.train.checkpoint import Checkpoints
 from agentrl.train.model import probe_logprobs, weights_of
 from agentrl.train.trainer import Trainer
 
 log = logging.getLogger(__name__)
+
+PROBE_TOKENS = 512
+"""Longest part of a trajectory that a new version is probed with."""
 
 
 class WeightStore(Protocol):
@@ -35,9 +38,10 @@ class WeightStore(Protocol):
         *,
         version: int,
         step: int,
+        prompt: tuple[int, ...] = (),
         probe: Callable[[tuple[int, ...]], tuple[float, ...]],
     ) -> tuple[WeightManifest, Path]:
-        """Write a version to disk; the path is its manifest's. `probe` gives the logprobs of token_ids[1:]."""
+        """Write a version to disk; the path is its manifest's. `probe` gives the logprobs of prompt[1:]."""
         ...
 
     def latest(self) -> int:
@@ -93,25 +97,38 @@ async def _step(parts: TrainerParts, config: TrainConfig, step: int) -> None:
         name = await asyncio.to_thread(parts.checkpoints.save, trainer)
         await source.commit(step, version=trainer.state.version, checkpoint=name)
     watch.lap("train/checkpoint_s")
-    await _publish(parts, watch)
-    parts.sink.write(step, {**metrics, **watch.laps, "train/step_s": watch.total})
+    mismatch = await _publish(parts, _probe_prompt(batch), watch)
+    watched = {**watch.laps, "train/step_s": watch.total, "weights/mismatch_mean_abs": mismatch}
+    parts.sink.write(step, {**metrics, **watched})
     log.info("step %d: reward %.3f, lag %.2f", step, metrics["reward/mean"], metrics["train/lag_mean"])
 
 
-async def _publish(parts: TrainerParts, watch: Stopwatch | None = None) -> None:
+async def _publish(parts: TrainerParts, prompt: tuple[int, ...] = (), watch: Stopwatch | None = None) -> float:
+    """Returns the mean |trainer - engine| logprob over the probe: the mismatch at zero lag."""
     trainer = parts.trainer
     watch = watch or Stopwatch()
-    manifest, path = await asyncio.to_thread(_write, parts)
+    manifest, path = await asyncio.to_thread(_write, parts, prompt)
     watch.lap("train/publish_s")
-    await parts.publisher.apply(manifest, path)
+    applied = await parts.publisher.apply(manifest, path)
     await parts.source.publish_version(trainer.state.version, step=trainer.state.step, path=str(path))
     watch.lap("train/apply_s")
+    return applied.mismatch_mean_abs
 
 
-def _write(parts: TrainerParts) -> tuple[WeightManifest, Path]:
+def _probe_prompt(batch: Batch) -> tuple[int, ...]:
+    """A trajectory that the policy really took, to measure engine against trainer where it matters."""
+    paths = (path for group in batch.groups for episode in group.episodes for path in episode.trajectories)
+    return next((path.token_ids[:PROBE_TOKENS] for path in paths), ())
+
+
+def _write(parts: TrainerParts, prompt: tuple[int, ...]) -> tuple[WeightManifest, Path]:
     model, state = parts.trainer.model, parts.trainer.state
     return parts.weights.publish(
-        weights_of(model), version=state.version, step=state.step, probe=lambda ids: probe_logprobs(model, ids)
+        weights_of(model),
+        version=state.version,
+        step=state.step,
+        prompt=prompt,
+        probe=lambda ids: probe_logprobs(model, ids),
     )
 
 

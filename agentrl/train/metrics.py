@@ -23,6 +23,7 @@ SPECS: tuple[MetricSpec, ...] = (
     _step("train/lag_mean", "Versions between sampling and training, mean over trained tokens."),
     _step("train/lag_max", "The largest lag of a trained token."),
     _step("train/loss", "Policy loss, mean over the step's minibatches."),
+    _step("train/lr", "Learning rate of the step."),
     _step("train/grad_norm", "Gradient norm before clipping, mean over the minibatches."),
     _step("train/entropy_nats", "Entropy of the policy at trained tokens."),
     _step("train/advantage_mean_abs", "Mean |advantage| over samples."),
@@ -46,7 +47,8 @@ SPECS: tuple[MetricSpec, ...] = (
     _step("train/checkpoint_s", "Seconds to write the checkpoint."),
     _step("train/publish_s", "Seconds to write the new version's weights."),
     _step("train/apply_s", "Seconds until a replica served the new version, verified."),
+    _step("weights/mismatch_mean_abs", "Mean |trainer - engine| logprob of a trajectory under the new version."),
     _step("train/step_s", "Seconds of the whole step."),
-    _step("warm/loss", "Cross-entropy of the warm start's step, nats a token."),
-    _step("warm/accuracy", "Share of demonstrated tokens that are the model's first choice."),
+    _step("train/warm_loss", "Cross-entropy of the warm start's step, nats a token."),
+    _step("train/warm_accuracy", "Share of demonstrated tokens that are the model's first choice."),
 )

@@ -82,12 +82,20 @@ class Trainer:
             self._update(minibatch, start, statistics)
         metrics = batch_metrics(batch, rewards, samples, self.state.version)
         metrics.update(statistics.metrics(self.config.loss.tis_cap))
+        metrics["train/lr"] = self.learning_rate
         metrics["train/prepare_s"] = prepared - began
         metrics["train/proximal_s"] = compared - prepared
         metrics["train/update_s"] = time.perf_counter() - compared
         self.state.step = batch.step
         self.state.version += 1
         return metrics
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the step under way; it falls linearly, so that late noise does not undo what was learnt."""
+        config = self.config
+        done = min(1.0, self.state.step / config.steps)
+        return config.lr * (1.0 - done * (1.0 - config.lr_final))
 
     def _minibatches(self, samples: Sequence[Sample]) -> list[Minibatch]:
         order = torch.randperm(len(samples), generator=self.state.rng).tolist()
@@ -127,6 +135,8 @@ class Trainer:
                 "was not applied; the last checkpoint is intact: resume with a lower train.lr or train.grad_clip, or "
                 "with model.dtype = 'float32'"
             )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate
         self.optimizer.step()
         statistics.add_update(total, norm)
 

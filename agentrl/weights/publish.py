@@ -20,7 +20,7 @@ from agentrl.core.types import Probe, WeightManifest
 from agentrl.weights.manifest import FILE, MANIFEST, describe
 
 PROBE_TOKENS = 32
-"""Length of the probe; short enough to cost nothing, long enough to involve every weight."""
+"""Length of a probe of scattered tokens; short enough to cost nothing, long enough to involve every weight."""
 LATEST = "latest"
 
 
@@ -42,18 +42,20 @@ class WeightFolder:
         *,
         version: int,
         step: int,
+        prompt: tuple[int, ...] = (),
         probe: Callable[[tuple[int, ...]], tuple[float, ...]],
     ) -> tuple[WeightManifest, Path]:
-        """Write a version; returns its manifest and the manifest's path. `probe` gives logprobs of token_ids[1:].
+        """Write a version; returns its manifest and the manifest's path.
 
-        WeightsError when the version exists already.
+        Replicas are probed with `prompt`, or with scattered tokens when it is empty; `probe` gives the logprobs of
+        token_ids[1:]. WeightsError when the version exists already.
         """
         target = self._path(version)
         if target.exists():
             raise WeightsError(
                 f"{target} exists: a version never names two sets of weights; publish under a new number"
             )
-        ids = probe_tokens(self.vocab_size)
+        ids = prompt or probe_tokens(self.vocab_size)
         held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         answers = Probe(token_ids=ids, logprobs=probe(ids), tolerance=self.tolerance)
         manifest = describe(held, version=version, step=step, probe=answers)

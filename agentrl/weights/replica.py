@@ -6,6 +6,8 @@ the probe agreed.
 
 from __future__ import annotations
 
+import math
+import statistics
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,8 @@ class Replica:
         """What the last attempt failed with; empty after a success."""
         self.reachable = True
         """Whether it answered when it was last looked at."""
+        self.mismatch = math.inf
+        """Mean |trainer - engine| logprob over the last probe."""
         self.attempted = -1
         """The last version that an attempt ended for, well or not."""
         self._metrics = metrics
@@ -74,6 +78,7 @@ class Replica:
         answers = await self.engine.prompt_logprobs(probe.token_ids)
         differences = [abs(mine - theirs) for mine, theirs in zip(probe.logprobs, answers, strict=True)]
         worst = max(differences)
+        self.mismatch = statistics.fmean(differences)
         self._metrics.set("weights/probe_max_abs", worst, url=self.engine.url)
         # Written so that a NaN fails.
         if not worst <= probe.tolerance:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from agentrl.core.errors import AgentRLError, WeightsError
-from agentrl.core.protocols import Engine, Pool
+from agentrl.core.protocols import Applied, Engine, Pool
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import WeightManifest
 from agentrl.weights.replica import Replica, Target
@@ -63,7 +63,7 @@ class Updater:
                 for keeper in keepers:
                     keeper.cancel()
 
-    async def apply(self, manifest: WeightManifest, path: Path) -> Sequence[str]:
+    async def apply(self, manifest: WeightManifest, path: Path) -> Applied:
         """See `protocols.Publisher`. A replica that is slow or fails is out of the pool when this returns."""
         async with self._retarget:
             self._target = Target(manifest, path)
@@ -71,7 +71,11 @@ class Updater:
         serving = await self._first_success(manifest.version)
         if len(serving) < len(self._replicas):
             await self._settle(manifest.version)
-        return [replica.engine.url for replica in self._replicas if replica.version == manifest.version]
+        served = self._serving(manifest.version)
+        return Applied(
+            urls=tuple(replica.engine.url for replica in served),
+            mismatch_mean_abs=max(replica.mismatch for replica in served),
+        )
 
     async def _first_success(self, version: int) -> list[Replica]:
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""`kill -9` of each process of a real run, one at a time, while it trains: the run goes on and the store stays sound."""
+"""`kill -9` of each process of a real run, one at a time, while it trains: the run goes on, the store stays sound."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -49,7 +50,16 @@ def wait_for(what: str, condition: Callable[[], bool], run: subprocess.Popen[byt
 
 def steps_done(folder: Path) -> int:
     path = folder / "metrics.jsonl"
-    return max((json.loads(line)["step"] for line in path.read_text().splitlines()), default=-1) if path.exists() else -1
+    rows = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(row)["step"] for row in rows), default=-1)
+
+
+def restarted(role: str, folder: Path, old: int) -> bool:
+    return [process.pid for process in children(role, folder)] not in ([], [old])
+
+
+def gone_on(folder: Path, before: int) -> bool:
+    return steps_done(folder) > before
 
 
 @pytest.fixture
@@ -58,9 +68,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def run(*arguments: str) -> subprocess.Popen[bytes]:
-        log = (tmp_path / "train.log").open("ab")
         command = [sys.executable, "-m", "agentrl.cli.main", "train", *arguments]
-        started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path))
+        with (tmp_path / "train.log").open("ab") as log:
+            started.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=tmp_path))
         return started[-1]
 
     yield run
@@ -83,8 +93,8 @@ def test_every_process_killed_once(start: Callable[..., subprocess.Popen[bytes]]
         before = steps_done(folder)
         (victim,) = children(role, folder)
         os.kill(victim.pid, signal.SIGKILL)
-        wait_for(f"restart of {role}", lambda r=role, v=victim: [p.pid for p in children(r, folder)] not in ([], [v.pid]), run)
-        wait_for(f"step after the kill of {role}", lambda b=before: steps_done(folder) > b, run)
+        wait_for(f"restart of {role}", partial(restarted, role, folder, victim.pid), run)
+        wait_for(f"step after the kill of {role}", partial(gone_on, folder, before), run)
     assert run.wait(timeout=240) == 0, (tmp_path / "train.log").read_text()[-4000:]
     assert steps_done(folder) == STEPS
     checked = audit(folder)

@@ -36,7 +36,7 @@ async def run(context: RoleContext) -> None:
     def progress(now: WarmProgress) -> None:
         if stopped.is_set():
             raise InterruptedError("the warm start was stopped")
-        sink.write(now.step, {"warm/loss": now.loss, "warm/accuracy": now.accuracy})
+        sink.write(now.step, {"train/warm_loss": now.loss, "train/warm_accuracy": now.accuracy})
 
     try:
         await asyncio.to_thread(prepare, folder, config, progress)

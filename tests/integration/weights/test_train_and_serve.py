@@ -162,7 +162,7 @@ async def test_a_replica_that_the_file_does_not_reach_keeps_its_version(stack: S
     assert await stack.engines[0].prompt_logprobs((1, 2, 3)) == pytest.approx(before, abs=1e-6)
     # The file is repaired: the updater tries again by itself.
     (path.parent / manifest.file).write_bytes(data)
-    assert len(await applying) >= 1
+    assert len((await applying).urls) >= 1
     assert await stack.engines[0].prompt_logprobs(manifest.probe.token_ids) == pytest.approx(
         manifest.probe.logprobs, abs=1e-4
     )

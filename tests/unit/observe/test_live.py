@@ -83,7 +83,7 @@ async def test_the_phases_follow_the_rollouts_own_account(view: RunView, rollout
 async def test_progress_counts_the_phase_it_is_in(view: RunView, rollout: Rollout, tmp_path: Path) -> None:
     view.phase("warm_start")
     sink = JsonlSink(tmp_path / "warm.jsonl")
-    sink.write(1, {"warm/loss": 2.0, "warm/accuracy": 0.1})
+    sink.write(1, {"train/warm_loss": 2.0, "train/warm_accuracy": 0.1})
     sink.close()
     await view.refresh()
     assert view.progress == (1, 100, "steps")

@@ -91,8 +91,10 @@ async def trained(database: Database) -> None:
 def written_metrics(places: Places) -> None:
     sink = JsonlSink(places.metrics)
     common = {"train/lag_mean": 0.5, "train/lag_max": 1.0, "train/trained_tokens": 40.0}
-    sink.write(1, {"reward/mean": 0.25, "train/mismatch_zero_lag_mean_abs": 1e-7, **common})
-    sink.write(2, {"reward/mean": 0.75, "train/mismatch_zero_lag_mean_abs": 3e-7, **common})
+    sink.write(1, {"reward/mean": 0.25, "weights/mismatch_mean_abs": 1e-7, **common})
+    sink.write(
+        2, {"reward/mean": 0.75, "train/mismatch_zero_lag_mean_abs": 3e-7, "weights/mismatch_mean_abs": 2e-7, **common}
+    )
     sink.close()
 
 

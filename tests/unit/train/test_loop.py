@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from train_batches import MemorySource
 
 from agentrl.core.config import TrainConfig
 from agentrl.core.errors import WeightsError
+from agentrl.core.protocols import Applied
 from agentrl.core.types import Probe, WeightManifest
 from agentrl.train.checkpoint import Checkpoints
 from agentrl.train.loop import TrainerParts, run_trainer
@@ -32,12 +33,14 @@ class MemoryWeights:
         *,
         version: int,
         step: int,
+        prompt: tuple[int, ...] = (),
         probe: Callable[[tuple[int, ...]], tuple[float, ...]],
     ) -> tuple[WeightManifest, Path]:
         self._events.append(f"publish {version}")
         assert version not in self.published
         self.published[version] = {name: tensor.clone() for name, tensor in tensors.items()}
-        answers = Probe(token_ids=(1, 2, 3), logprobs=probe((1, 2, 3)), tolerance=1e-4)
+        ids = prompt or (1, 2, 3)
+        answers = Probe(token_ids=ids, logprobs=probe(ids), tolerance=1e-4)
         manifest = WeightManifest(version=version, step=step, file="f", total_bytes=0, tensors=(), probe=answers)
         return manifest, Path(f"v{version}/manifest.json")
 
@@ -51,11 +54,11 @@ class Replica:
     def __init__(self, events: list[str], dies_at: int | None = None) -> None:
         self._events, self._dies_at = events, dies_at
 
-    async def apply(self, manifest: WeightManifest, path: Path) -> Sequence[str]:
+    async def apply(self, manifest: WeightManifest, path: Path) -> Applied:
         if manifest.version == self._dies_at:
             raise WeightsError("no replica")
         self._events.append(f"apply {manifest.version}")
-        return ["replica"]
+        return Applied(urls=("replica",), mismatch_mean_abs=1e-7)
 
 
 class Rows:

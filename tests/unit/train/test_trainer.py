@@ -204,3 +204,15 @@ def test_every_aggregation_and_advantage_takes_a_step() -> None:
             before = weights(model)
             assert Trainer(model, config).train_step(make_batch())["train/grad_norm"] > 0
             assert not all(torch.equal(a, b) for a, b in zip(before, weights(model), strict=True))
+
+
+def test_the_learning_rate_falls_linearly_to_its_final_share() -> None:
+    trainer = Trainer(tiny_model(), TrainConfig(steps=10, lr=1e-3, lr_final=0.2))
+    rates = []
+    for step in (0, 5, 10, 12):
+        trainer.state.step = step
+        rates.append(trainer.learning_rate)
+    assert rates == pytest.approx([1e-3, 6e-4, 2e-4, 2e-4])
+    trainer.state.step = 5
+    assert trainer.train_step(make_batch(step=6))["train/lr"] == pytest.approx(6e-4)
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(6e-4)

@@ -83,7 +83,10 @@ async def test_every_replica_is_brought_up_and_told_to_the_pool(publish: Publish
     updater = updater_of(pool, a, b)
     async with updater.running():
         for version in (0, 1):
-            assert await updater.apply(*publish(version)) == ["a", "b"]
+            assert (await updater.apply(*publish(version))).urls == (
+                "a",
+                "b",
+            )
             assert (a.version, b.version) == (version, version)
             assert pool.replicas == {"a": (version, True), "b": (version, True)}
 
@@ -94,7 +97,7 @@ async def test_a_replica_that_refuses_stays_out_at_its_old_version_and_is_retrie
     async with updater.running():
         await updater.apply(*publish(0))
         bad.refuse_weights = WeightsError("checksum of w differs")
-        assert await updater.apply(*publish(1)) == ["good"]
+        assert (await updater.apply(*publish(1))).urls == ("good",)
         assert pool.replicas == {"good": (1, True), "bad": (0, False)}
         assert bad.version == 0
         bad.refuse_weights = None
@@ -106,7 +109,7 @@ async def test_a_replica_with_a_wrong_probe_takes_no_calls(publish: Publish) -> 
     updater = updater_of(pool, good, bad)
     async with updater.running():
         bad.probe_error = 2e-4
-        assert await updater.apply(*publish(0)) == ["good"]
+        assert (await updater.apply(*publish(0))).urls == ("good",)
         assert pool.replicas["bad"] == (-1, False)
         bad.probe_error = 0.5e-4
         await until(lambda: pool.replicas["bad"] == (0, True))
@@ -135,7 +138,7 @@ async def test_a_failed_commit_still_resumes_and_is_retried(publish: Publish) ->
 
     engine.resume = watched  # type: ignore[method-assign]
     async with updater.running():
-        assert await updater.apply(*publish(3)) == ["a"]
+        assert (await updater.apply(*publish(3))).urls == ("a",)
     assert states == [True, True]
     assert pool.replicas["a"] == (3, True)
 
@@ -153,7 +156,7 @@ async def test_a_slow_replica_is_out_of_the_pool_until_it_catches_up(publish: Pu
     pool, quick, slow = MemoryPool(), ScriptedEngine([], url="quick"), Hanging("slow")
     updater = updater_of(pool, quick, slow, settle_s=0.05)
     async with updater.running():
-        assert await updater.apply(*publish(0)) == ["quick"]
+        assert (await updater.apply(*publish(0))).urls == ("quick",)
         assert pool.replicas["slow"] == (-1, False)
         slow.released.set()
         await until(lambda: pool.replicas["slow"] == (0, True))
@@ -178,7 +181,7 @@ async def test_a_pool_that_is_away_is_told_later(publish: Publish) -> None:
         await until(lambda: pool.calls >= 2)
         assert not applying.done()
         pool.away = False
-        assert await applying == ["a"]
+        assert (await applying).urls == ("a",)
     assert pool.replicas == {"a": (0, True)}
 
 
@@ -190,5 +193,8 @@ async def test_a_newer_target_replaces_one_that_keeps_failing(publish: Publish) 
         await updater.apply(*publish(0))
         second = publish(1)
         bad.refuse_weights = None
-        assert await updater.apply(*second) == ["good", "bad"]
+        assert (await updater.apply(*second)).urls == (
+            "good",
+            "bad",
+        )
     assert bad.version == 1
