@@ -36,4 +36,4 @@ def run_agentrl(*arguments: str, cwd: Path, path: Path | None = None) -> subproc
     """One command to its end; `path` is a further place for Python to import plugins from."""
     environment = {**os.environ, "COLUMNS": "200"} | ({"PYTHONPATH": str(path)} if path else {})
     command = [sys.executable, "-m", "agentrl.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=280)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=600)
