@@ -54,14 +54,18 @@ class Updater:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Watch over the replicas for the duration of the block."""
-        async with asyncio.TaskGroup() as group:
-            keepers = [group.create_task(self._keep(replica)) for replica in self._replicas]
-            try:
-                yield
-            finally:
-                for keeper in keepers:
-                    keeper.cancel()
+        """Watch over the replicas for the duration of the block; a bug in the watching ends the block with it."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                keepers = [group.create_task(self._keep(replica)) for replica in self._replicas]
+                try:
+                    yield
+                finally:
+                    for keeper in keepers:
+                        keeper.cancel()
+        except BaseExceptionGroup as several:
+            # Whoever waits for a WeightsError or TrainError of the block must see it, not a group around it.
+            raise several.exceptions[0] from None
 
     async def apply(self, manifest: WeightManifest, path: Path) -> Applied:
         """See `protocols.Publisher`. A replica that is slow or fails is out of the pool when this returns."""

@@ -198,3 +198,26 @@ async def test_a_newer_target_replaces_one_that_keeps_failing(publish: Publish) 
             "bad",
         )
     assert bad.version == 1
+
+
+async def test_an_error_of_the_block_comes_out_as_it_is(publish: Publish) -> None:
+    updater = updater_of(MemoryPool(), ScriptedEngine([], url="a"))
+
+    async def block() -> None:
+        async with updater.running():
+            await updater.apply(*publish(0))
+            raise EngineError("mine")
+
+    with pytest.raises(EngineError, match="mine"):
+        await block()
+
+
+async def test_a_bug_while_updating_ends_the_block(publish: Publish) -> None:
+    class Broken(ScriptedEngine):
+        async def stage_weights(self, manifest_path: Path) -> None:
+            raise KeyError("a bug")
+
+    updater = updater_of(MemoryPool(), Broken([], url="a"))
+    with pytest.raises(KeyError, match="a bug"):
+        async with updater.running():
+            await updater.apply(*publish(0))
