@@ -27,6 +27,12 @@ class History:
         return self.series(name)[1]
 
 
+def mismatch(row: Row) -> float | None:
+    """The step's mean |trainer - engine| logprob at zero lag: on the batch or on the probe, whichever is larger."""
+    found = [row[name] for name in ("train/mismatch_zero_lag_mean_abs", "weights/mismatch_mean_abs") if name in row]
+    return max(found, default=None)
+
+
 class Tail:
     """Follows a file of JSON lines: each `read` returns the objects that were completed since the last."""
 

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from rich.console import Console
 from rich.live import Live
 
+from agentrl.observe.history import mismatch
 from agentrl.observe.panel import clock, panel
 from agentrl.observe.view import TITLES, RunView
 
@@ -49,8 +50,8 @@ class Lines:
         for row in view.rows[self._steps :]:
             figures = [f"  step {row['step']:.0f}/{view.config.train.steps}", f"reward {row.get('reward/mean', 0):.3f}"]
             figures.append(f"lag {row.get('train/lag_mean', 0):.2f}")
-            if "weights/mismatch_mean_abs" in row:
-                figures.append(f"mismatch {row['weights/mismatch_mean_abs']:.1e}")
+            if (gap := mismatch(row)) is not None:
+                figures.append(f"mismatch {gap:.1e}")
             figures.append(f"{row.get('train/step_s', 0):.1f} s")
             self._say("  ".join(figures))
         self._steps = len(view.rows)

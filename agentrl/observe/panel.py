@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.observe.history import mismatch
 from agentrl.observe.view import TITLES, RunView
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -71,7 +72,7 @@ def figures(view: RunView) -> Iterator[tuple[str, str]]:
         named = ", ".join(f"{source} {value:.2f}" for source, value in sorted(sources.items())) if sources else ""
         yield "reward", f"{rewards[-1] if rewards else 0:.3f}  {spark(rewards[-40:])}  {named}"
         yield "lag", f"mean {view.latest('train/lag_mean') or 0:.2f}, max {view.latest('train/lag_max') or 0:.0f}"
-        yield "mismatch", f"{view.latest('weights/mismatch_mean_abs') or 0:.1e} (mean |Δ logprob|, zero lag)"
+        yield "mismatch", f"{mismatch(view.rows[-1]) or 0:.1e} (mean |Δ logprob|, zero lag)"
         yield "step", f"{view.latest('train/step_s') or 0:.1f} s, waiting {view.latest('train/take_s') or 0:.1f} s"
     if rates := view.success_rates():
         yield "held out", ", ".join(f"{label} {rate:.3f}" for label, rate in rates.items())
