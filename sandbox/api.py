@@ -136,7 +136,7 @@ async def create(request: Request) -> Response:
 
 async def listing(request: Request) -> Response:
     live = request.query_params.get("live", "true") != "false"
-    records = await _controller(request).list(owner=request.query_params.get("owner"), live=live)
+    records = await _controller(request).records.list(owner=request.query_params.get("owner"), live=live)
     views = ",".join(record.view().model_dump_json() for record in records)
     return Response(f'{{"sandboxes":[{views}]}}', media_type="application/json")
 
@@ -146,7 +146,7 @@ async def close_by_key(request: Request) -> Response:
 
 
 async def get(request: Request) -> Response:
-    return _view(await _controller(request).get(request.path_params["id"]))
+    return _view(await _controller(request).records.get(request.path_params["id"]))
 
 
 async def close(request: Request) -> Response:
@@ -155,26 +155,28 @@ async def close(request: Request) -> Response:
 
 async def execute(request: Request) -> Response:
     body, raw = await _body(request, ExecRequest)
-    return _passed(await _controller(request).exec(request.path_params["id"], body, raw, _key(request)))
+    return _passed(await _controller(request).relay.exec(request.path_params["id"], body, raw, _key(request)))
 
 
 async def exec_result(request: Request) -> Response:
-    return _passed(await _controller(request).exec_result(request.path_params["id"], _query(request, "key")))
+    return _passed(await _controller(request).relay.exec_result(request.path_params["id"], _query(request, "key")))
 
 
 async def renew(request: Request) -> Response:
     body, _ = await _body(request, RenewRequest)
-    return _view(await _controller(request).renew(request.path_params["id"], body.ttl_s))
+    return _view(await _controller(request).relay.renew(request.path_params["id"], body.ttl_s))
 
 
 async def read_file(request: Request) -> Response:
-    return _passed(await _controller(request).read(request.path_params["id"], _query(request, "path")))
+    return _passed(await _controller(request).relay.read(request.path_params["id"], _query(request, "path")))
 
 
 async def write_file(request: Request) -> Response:
     mode = int(request.query_params.get("mode", "420"))
     data = await request.body()
-    return _passed(await _controller(request).write(request.path_params["id"], _query(request, "path"), data, mode))
+    return _passed(
+        await _controller(request).relay.write(request.path_params["id"], _query(request, "path"), data, mode)
+    )
 
 
 ROUTES = [

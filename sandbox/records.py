@@ -1,0 +1,123 @@
+"""What the controller knows of every sandbox: the live records in memory, all of them in the store.
+
+Used by `controller` and `relay`.
+Invariants: memory is changed first and at once, the store follows (`save`, or within a second for what only moved
+a deadline); a record that has ended is never changed again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+
+from agentrl.core.errors import Conflict, NotFound, Ran, SandboxLost
+from agentrl.core.telemetry import Metrics
+from agentrl.core.types import SandboxSpec, SandboxState
+from sandbox.states import Record, advance
+from sandbox.store import SandboxStore
+
+log = logging.getLogger(__name__)
+
+KEPT_ENDED = 1024
+
+
+class Records:
+    def __init__(
+        self, store: SandboxStore, *, metrics: Metrics, retention_s: float, ended: Callable[[str], None]
+    ) -> None:
+        self.live: dict[str, Record] = {}
+        self.keys: dict[tuple[str, str], str] = {}
+        self._store, self._metrics, self._retention_s, self._ended = store, metrics, retention_s, ended
+        self._ended_lately: OrderedDict[str, Record] = OrderedDict()
+        """The newest records that ended: they are asked for most, and the store may not have them yet."""
+        self._dirty: set[str] = set()
+        """Records that changed since they were last written."""
+
+    async def load(self) -> None:
+        self.keys = await self._store.keys()
+        self.live = {record.id: record for record in await self._store.live()}
+
+    def new(
+        self, owner: str, key: str, spec: SandboxSpec, *, digest: str, state: SandboxState, cause: str = ""
+    ) -> Record:
+        """A record that takes the key, in memory only so far."""
+        now = time.time()
+        ends = state is SandboxState.CLOSED
+        record = Record(
+            id=f"sb-{uuid.uuid4().hex[:16]}", owner=owner, key=key, digest=digest, spec=spec, state=state,
+            created_at=now, deadline=now if ends else now + spec.ttl_s, ended_at=now if ends else 0.0, cause=cause,
+        )  # fmt: skip
+        self.keys[owner, key] = record.id
+        if record.live:
+            self.live[record.id] = record
+        return record
+
+    async def save(self, record: Record) -> None:
+        """Durable on return."""
+        await self._store.save(record)
+
+    def put(self, record: Record) -> None:
+        """A changed record: at once in memory, durable within a second."""
+        self.live[record.id] = record
+        self._dirty.add(record.id)
+
+    def step(self, record: Record, state: SandboxState, cause: str = "") -> Record:
+        """The record in its next state, in memory; Conflict when that is not a step of the machine."""
+        stepped = advance(record, state, now=time.time(), cause=cause)
+        self.put(stepped)
+        self.count()
+        return stepped
+
+    def end(self, record: Record, state: SandboxState, cause: str) -> Coroutine[None, None, None]:
+        """End a record, at once in memory; the awaitable returned makes it durable."""
+        ended = advance(record, state, now=time.time(), cause=cause)
+        self.live.pop(record.id, None)
+        self._dirty.discard(record.id)
+        self._ended(record.id)
+        self._metrics.inc("sandbox/ended_total", state=state.value)
+        self.count()
+        self._ended_lately[record.id] = ended
+        if len(self._ended_lately) > KEPT_ENDED:
+            self._ended_lately.popitem(last=False)
+        return self._store.save(ended)
+
+    def count(self) -> None:
+        self._metrics.set("sandbox/live_sandboxes", len(self.live))
+
+    async def get(self, sandbox_id: str) -> Record:
+        record = self.live.get(sandbox_id) or self._ended_lately.get(sandbox_id) or await self._store.get(sandbox_id)
+        if record is None:
+            raise NotFound(f"no sandbox {sandbox_id}: it never was, or ended over {self._retention_s:.0f} s ago")
+        return record
+
+    async def ready(self, sandbox_id: str) -> Record:
+        """A record that takes commands; SandboxLost with the cause when it has ended."""
+        record = await self.get(sandbox_id)
+        if record.state in (SandboxState.QUEUED, SandboxState.CREATING, SandboxState.PAUSED):
+            raise Conflict(f"sandbox {sandbox_id} is {record.state}, not READY")
+        if record.state is not SandboxState.READY:
+            raise SandboxLost(f"sandbox {sandbox_id} is {record.state}: {record.cause}", ran=Ran.NO)
+        return record
+
+    async def list(self, *, owner: str | None, live: bool) -> Sequence[Record]:
+        found = [r for r in self.live.values() if owner is None or r.owner == owner]
+        return found if live else [*found, *await self._store.ended(owner)]
+
+    async def purge(self) -> None:
+        """Forget what ended long ago, with its keys."""
+        for key in await self._store.purge(time.time() - self._retention_s):
+            self.keys.pop(key, None)
+
+    async def writing(self) -> None:
+        """Write what changed once a second, not once a command; runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(1.0)
+            dirty, self._dirty = self._dirty, set()
+            saves = (self._store.save(self.live[i]) for i in dirty if i in self.live)
+            for failed in await asyncio.gather(*saves, return_exceptions=True):
+                if isinstance(failed, Exception):
+                    log.error("deadlines were not written: %s", failed)

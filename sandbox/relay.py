@@ -1,0 +1,110 @@
+"""Commands, files and renewals on their way to sandboxd. Used by `controller`.
+
+Invariant: a lease does not end under a running command, and what runs extends it; reads never do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from urllib.parse import quote
+
+from agentrl.core.errors import SandboxLost, ServiceUnavailable
+from agentrl.core.telemetry import Metrics
+from agentrl.core.types import ExecRequest
+from sandbox import leases
+from sandbox.backends.base import Backend
+from sandbox.channel import Answer, Channel
+from sandbox.records import Records
+from sandbox.states import Record
+
+SLACK_S = 10.0
+"""Seconds beyond a command's timeout in which sandboxd must answer: TERM, KILL and the drain are inside."""
+
+
+class Relay:
+    def __init__(
+        self, backend: Backend, records: Records, explain: Callable[[str], Awaitable[str]], *, metrics: Metrics
+    ) -> None:
+        self.busy: Counter[str] = Counter()
+        """Commands that run now."""
+        self._backend, self._records, self._metrics = backend, records, metrics
+        self._explain = explain
+        """Why a sandbox does not answer; "" when the backend still has it."""
+        self._channels: dict[str, Channel] = {}
+        self._idle_deadline: dict[str, float] = {}
+        """Of the busy ones: where the lease would end if no command ran."""
+
+    async def exec(self, sandbox_id: str, request: ExecRequest, body: bytes, key: str) -> Answer:
+        """Run a command; `body` is the request as it came, and goes on to sandboxd as it is."""
+        record = await self._records.ready(sandbox_id)
+        self._begin(record, request.timeout_s)
+        started = time.monotonic()
+        try:
+            return await self._ask(sandbox_id, "POST", "/exec", body, key, request.timeout_s + SLACK_S)
+        finally:
+            self._done(sandbox_id)
+            self._metrics.observe("sandbox/exec_seconds", time.monotonic() - started)
+
+    async def exec_result(self, sandbox_id: str, key: str) -> Answer:
+        """The result of an earlier command; waits while it still runs."""
+        await self._records.ready(sandbox_id)
+        return await self._ask(sandbox_id, "GET", f"/exec?key={quote(key, safe='')}", timeout_s=3600.0)
+
+    async def read(self, sandbox_id: str, path: str) -> Answer:
+        await self._records.ready(sandbox_id)
+        return await self._ask(sandbox_id, "GET", f"/files?path={quote(path, safe='')}")
+
+    async def write(self, sandbox_id: str, path: str, data: bytes, mode: int) -> Answer:
+        await self._records.ready(sandbox_id)
+        return await self._ask(sandbox_id, "PUT", f"/files?path={quote(path, safe='')}&mode={mode}", data)
+
+    async def renew(self, sandbox_id: str, ttl_s: float) -> Record:
+        """Move the lease's end to `ttl_s` from now; durable on return."""
+        await self._records.ready(sandbox_id)
+        await self._ask(sandbox_id, "POST", "/renew", f'{{"ttl_s": {ttl_s}}}'.encode())
+        record = leases.renewed(await self._records.ready(sandbox_id), now=time.time(), ttl_s=ttl_s)
+        self._records.live[sandbox_id] = record
+        if sandbox_id in self._idle_deadline:
+            self._idle_deadline[sandbox_id] = record.deadline
+        await self._records.save(record)
+        return record
+
+    def drop(self, sandbox_id: str) -> None:
+        """The sandbox ended: close what leads to it."""
+        channel = self._channels.pop(sandbox_id, None)
+        if channel is not None:
+            channel.close()
+
+    async def _ask(
+        self, sandbox_id: str, method: str, target: str, body: bytes = b"", key: str = "", timeout_s: float = 60.0
+    ) -> Answer:
+        channel = self._channels.get(sandbox_id)
+        if channel is None:
+            channel = self._channels[sandbox_id] = self._backend.channel(sandbox_id)
+        try:
+            return await channel.request(method, target, body=body, key=key, timeout_s=timeout_s)
+        except ServiceUnavailable as error:
+            cause = await self._explain(sandbox_id)
+            if not cause:
+                raise
+            raise SandboxLost(f"sandbox {sandbox_id} is gone: {cause}", ran=error.ran) from error
+
+    def _begin(self, record: Record, running_s: float) -> None:
+        now = time.time()
+        extended = leases.extended(record, now=now)
+        if self.busy[record.id] == 0:
+            self._idle_deadline[record.id] = extended.deadline
+        self.busy[record.id] += 1
+        self._records.put(leases.held(extended, now=now, running_s=running_s))
+
+    def _done(self, sandbox_id: str) -> None:
+        self.busy[sandbox_id] -= 1
+        if self.busy[sandbox_id]:
+            return
+        del self.busy[sandbox_id]
+        deadline, record = self._idle_deadline.pop(sandbox_id), self._records.live.get(sandbox_id)
+        if record is not None:
+            self._records.put(leases.extended(replace(record, deadline=deadline), now=time.time()))
