@@ -13,6 +13,7 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sandbox.runtime.wire import decode, encode
@@ -57,6 +58,10 @@ class Capture:
 class Command:
     """One command from spawn to its stored result: running -> [terminating -> killed] -> draining -> done."""
 
+    capture: Callable[[int, int], Any] = Capture
+    """Makes what takes a stream's bytes, from its descriptor and a cap."""
+    holds_lease = True
+
     def __init__(self, daemon: Daemon, key: str, digest: str, request: dict[str, Any]) -> None:
         self.daemon, self.key, self.digest = daemon, key, digest
         self.started = time.monotonic()
@@ -70,7 +75,9 @@ class Command:
         self._stdin_fd = -1
         cap = int(request.get("cap_bytes", 1 << 20))
         out, err = os.pipe(), os.pipe()
-        inp = os.pipe() if self._stdin else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
+        self._more_stdin = bool(request.get("interactive"))
+        given = self._stdin or self._more_stdin
+        inp = os.pipe() if given else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
         try:
             self.pid = daemon.spawn(request, key, (inp[0], out[1], err[1]))
         except BaseException:
@@ -81,14 +88,27 @@ class Command:
         finally:
             for fd in (inp[0], out[1], err[1]):
                 os.close(fd)
-        self.streams = [Capture(out[0], cap), Capture(err[0], cap)]
+        self.streams = [type(self).capture(out[0], cap), type(self).capture(err[0], cap)]
         for stream in self.streams:
             os.set_blocking(stream.fd, False)
             daemon.watch(stream.fd, selectors.EVENT_READ, functools.partial(self._read, stream))
         if inp[1] >= 0:
             self._stdin_fd = inp[1]
             os.set_blocking(inp[1], False)
-            daemon.watch(inp[1], selectors.EVENT_WRITE, self._write)
+            if self._stdin:
+                daemon.watch(inp[1], selectors.EVENT_WRITE, self._write)
+
+    def give(self, data: bytes, *, last: bool) -> bool:
+        """More input, for a command that is interactive. False when it takes none any more."""
+        if self._stdin_fd < 0 or not self._more_stdin:
+            return False
+        self._stdin = memoryview(bytes(self._stdin) + data)
+        self._more_stdin = not last
+        if self._stdin:
+            self.daemon.watch(self._stdin_fd, selectors.EVENT_WRITE, self._write)
+        elif last:
+            self._end_stdin()
+        return True
 
     def _write(self) -> None:
         try:
@@ -96,8 +116,10 @@ class Command:
         except BlockingIOError:
             return
         except OSError:
-            self._stdin = memoryview(b"")
-        if not self._stdin:
+            self._stdin, self._more_stdin = memoryview(b""), False
+        if not self._stdin and self._more_stdin:
+            self.daemon.unwatch(self._stdin_fd)
+        elif not self._stdin:
             self._end_stdin()
 
     def _end_stdin(self) -> None:
@@ -154,17 +176,22 @@ class Command:
             self.daemon.kill_tree(self)
             self.deadline = time.monotonic() + 0.5
 
-    def finish(self) -> None:
-        if self.answer:
-            return
-        status, out, err = self.status or 0, self.streams[0], self.streams[1]
+    def verdict(self) -> tuple[str, int | None, int | None]:
+        """How it ended, once it did: the status word, the exit code of one that exited, the signal of another."""
+        status = self.status or 0
         signaled, code = os.WIFSIGNALED(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         word = "TIMEOUT" if self.timed_out else "SIGNALED" if signaled else "EXITED"
         if not self.timed_out and (code == 137 or (signaled and os.WTERMSIG(status) == signal.SIGKILL)):
             word = "OOM" if self.daemon.oom_happened() else word
+        number = os.WTERMSIG(status) if signaled else int(signal.SIGKILL) if word == "OOM" else None
+        return word, code if word == "EXITED" else None, number
+
+    def finish(self) -> None:
+        if self.answer:
+            return
+        (word, code, number), (out, err) = self.verdict(), self.streams
         result = {
-            "status": word, "exit_code": code if word == "EXITED" else None,
-            "signal": os.WTERMSIG(status) if signaled else signal.SIGKILL if word == "OOM" else None,
+            "status": word, "exit_code": code, "signal": number,
             "stdout": encode(out.bytes()), "stderr": encode(err.bytes()),
             "stdout_total": out.total, "stderr_total": err.total,
             "duration_s": round(time.monotonic() - self.started, 6),

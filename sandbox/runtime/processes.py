@@ -90,27 +90,54 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int]) -> int:
+def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int], user: str = "") -> int:
     """Start `argv` in a session of its own and return its pid. OSError when it cannot be executed."""
     path = find(argv[0], env.get("PATH", ""), cwd)
     os.chdir(cwd)
-    if not hasattr(os, "posix_spawn"):
-        return _spawn_before_3_8(path, argv, env, stdio)
+    if user or not hasattr(os, "posix_spawn"):
+        return _spawn_as(path, argv, env, stdio, user)
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigdef=defaults)
 
 
-def _spawn_before_3_8(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, int, int]) -> int:
+def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, int, int], user: str) -> int:
+    """By fork and exec: posix_spawn is of Python 3.8, and cannot become another user."""
     import subprocess  # only here, since it doubles what the runtime keeps in memory
 
+    become = become_user(user) if user else None
     stdin, stdout, stderr = stdio
-    process = subprocess.Popen(
-        argv, executable=path, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True
-    )
+    try:
+        process = subprocess.Popen(
+            argv, executable=path, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
+            preexec_fn=become,
+        )  # fmt: skip
+    except subprocess.SubprocessError:
+        raise PermissionError(1, f"may not become user {user!r}") from None
     # Its end is ours to collect: a Popen with a return code does not look for one.
     process.returncode = 0
     return process.pid
+
+
+def become_user(user: str) -> Callable[[], None]:
+    """What turns a child into `user`: a name of /etc/passwd, or a uid. OSError when there is no such name."""
+    import pwd
+
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+        uid, gid, groups = entry.pw_uid, entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
+    except KeyError:
+        if not user.isdigit():
+            raise FileNotFoundError(2, f"no user {user!r} in /etc/passwd") from None
+        uid = gid = int(user)
+        groups = []
+
+    def become() -> None:
+        os.setgroups(groups)
+        os.setgid(gid)
+        os.setuid(uid)
+
+    return become
 
 
 def find(program: str, path: str, cwd: str) -> str:

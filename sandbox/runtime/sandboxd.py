@@ -15,15 +15,16 @@ import os
 import selectors
 import signal
 import socket
-import stat
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
+from sandbox.runtime.background import Background
 from sandbox.runtime.commands import Command
+from sandbox.runtime.files import Files
 from sandbox.runtime.processes import (
     MARKER,
     descendants,
@@ -34,7 +35,9 @@ from sandbox.runtime.processes import (
     set_subreaper,
     spawn,
 )
-from sandbox.runtime.wire import MAX_BODY, Connection, Refused
+from sandbox.runtime.wire import Connection, Refused
+
+C = TypeVar("C", bound=Command)
 
 GRACE_S = 5.0
 """Seconds after the lease's end until the sandbox ends itself; the controller closes it before."""
@@ -80,7 +83,8 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         self._ooms = oom_kills()
-        self._roots = [os.path.realpath(config.home), os.path.realpath(config.scratch or config.home)]
+        self.files = Files(config)
+        self.background = Background(self)
         self._oom_score = self._open_oom_score()
         self.renew(config.ttl_s)
         set_subreaper()
@@ -101,17 +105,22 @@ class Daemon:
             self._selector.register(fd, events, call)
 
     def unwatch(self, fd: int) -> None:
-        self._selector.unregister(fd)
+        if fd in self._selector.get_map():
+            self._selector.unregister(fd)
 
     def serve(self) -> NoReturn:
         while True:
             now = time.monotonic()
             # A running command holds the lease until its own deadline.
-            if now > GRACE_S + max([self._lease, *(c.deadline for c in self.running.values())]):
+            if now > GRACE_S + max([self._lease, *(c.deadline for c in self.running.values() if c.holds_lease)]):
                 self.exit(LEASE_ENDED)
             for command in [c for c in self.running.values() if c.deadline <= now]:
                 command.expire()
-            wake = min([self._lease + GRACE_S, *(c.deadline for c in self.running.values())])
+            polls = self.background.polls
+            if polls:
+                self.background.answer_polls(now)
+            deadlines = [c.deadline for c in self.running.values()] + [poll.deadline for poll in polls]
+            wake = min([self._lease + GRACE_S, *deadlines])
             for key, _ in self._selector.select(max(0.0, wake - time.monotonic()) + 0.001):
                 if key.fd in self._selector.get_map():
                     key.data()
@@ -169,17 +178,17 @@ class Daemon:
             self._exec(connection, headers["idempotency-key"], body)
         elif route == "GET /exec":
             self._result(connection, query["key"])
-        elif route == "GET /files":
-            connection.reply(200, self._read_file(query["path"]), "application/octet-stream")
-        elif route == "PUT /files":
-            self._write_file(query["path"], body, int(query.get("mode", "420")))
-            connection.reply(200, b"{}")
+        elif route.endswith(" /files") or route.endswith(" /tar"):
+            self.files.route(connection, route, query, body)
         elif route == "POST /renew":
             self.renew(float(json.loads(body)["ttl_s"]))
             connection.reply(200, b"{}")
         elif route == "GET /health":
             left = self._lease - time.monotonic()
             connection.reply(200, json.dumps({"running": len(self.running), "lease_s": left}).encode())
+        elif route.partition(" ")[2].startswith("/processes"):
+            method, _, path = route.partition(" ")
+            self.background.route(connection, method, path, query, headers.get("idempotency-key", ""), body)
         else:
             raise Refused(404, "NOT_FOUND", f"sandboxd has no route {route}")
 
@@ -198,20 +207,21 @@ class Daemon:
             if key in self._forgotten:
                 self._result(connection, key)
             request = json.loads(body)
-            known = self._start(key, digest, request)
-            self._extend()
+            known = self._by_key[key] = self.launch(Command, key, digest, request)
         elif known.digest != digest:
             raise Refused(409, "CONFLICT", f"exec key {key!r} was used with another request: take a fresh key")
         self._await(connection, known)
 
-    def _start(self, key: str, digest: str, request: dict[str, Any]) -> Command:
+    def launch(self, kind: type[C], key: str, digest: str, request: dict[str, Any]) -> C:
+        """Start a command, which extends the lease. Refused when it cannot be executed."""
         try:
-            command = Command(self, key, digest, request)
+            command = kind(self, key, digest, request)
         except OSError as error:
             # EAGAIN is the process limit: what this sandbox may use, so still the agent's doing.
             message = f"cannot execute {request.get('argv', ['?'])[0]!r}: {error.strerror}"
             raise Refused(400, "SANDBOX", message, blame="agent") from None
-        self._by_key[key] = self.running[command.pid] = command
+        self.running[command.pid] = command
+        self._extend()
         return command
 
     def _result(self, connection: Connection, key: str) -> None:
@@ -254,7 +264,8 @@ class Daemon:
         # and lowering ours again to what it was needs no privilege.
         self._set_oom_score(b"500")
         try:
-            return spawn(argv, env, self._real(request.get("cwd") or self.config.workdir), stdio)
+            cwd = self.files.real(request.get("cwd") or self.config.workdir)
+            return spawn(argv, env, cwd, stdio, user=request.get("user", ""))
         finally:
             self._set_oom_score(b"0")
 
@@ -290,65 +301,6 @@ class Daemon:
         if self._oom_score >= 0:
             os.pwrite(self._oom_score, score, 0)
 
-    # --- files ---------------------------------------------------------------------------------
-
-    def _real(self, path: str) -> str:
-        """Where a path of the sandbox is. Relative ones stay inside the workdir, symlinks included."""
-        config = self.config
-        logical = os.path.normpath(os.path.join(config.workdir, path))
-        real = logical
-        for prefix, actual in ((config.workdir, config.home), ("/tmp", config.scratch)):
-            if actual and (logical == prefix or logical.startswith(prefix.rstrip("/") + "/")):
-                real = os.path.normpath(actual + "/" + logical[len(prefix) :])
-                break
-        resolved = os.path.realpath(real)
-        if not os.path.isabs(path):
-            self._inside(path, resolved, self._roots[:1])
-        elif config.scratch:
-            self._inside(path, resolved, self._roots)
-        return resolved
-
-    def _inside(self, path: str, resolved: str, roots: list[str]) -> None:
-        for root in roots:
-            if resolved == root or resolved.startswith(root.rstrip("/") + "/"):
-                return
-        raise Refused(403, "SANDBOX_FILE", f"{path}: leads out of {self.config.workdir}", blame="agent")
-
-    def _open(self, path: str, real: str, flags: int) -> int:
-        """A regular file of the sandbox. NONBLOCK, since opening a FIFO must not stop the loop."""
-        fd = os.open(real, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            os.close(fd)
-            raise Refused(404, "SANDBOX_FILE", f"{path}: not a regular file", blame="agent")
-        return fd
-
-    def _read_file(self, path: str) -> bytes:
-        try:
-            with os.fdopen(self._open(path, self._real(path), os.O_RDONLY), "rb") as file:
-                data = file.read(MAX_BODY + 1)
-        except OSError as error:
-            raise Refused(404, "SANDBOX_FILE", f"{path}: {error.strerror}", blame="agent") from None
-        if len(data) > MAX_BODY:
-            raise Refused(413, "SANDBOX_FILE", f"{path}: larger than {MAX_BODY} bytes", blame="agent")
-        return data
-
-    def _write_file(self, path: str, data: bytes, mode: int) -> None:
-        try:
-            real = self._real(path)
-            if not os.path.isdir(os.path.dirname(real)):
-                os.makedirs(os.path.dirname(real))
-            with os.fdopen(self._open(path, real, os.O_WRONLY | os.O_CREAT), "wb") as file:
-                file.truncate(0)
-                os.fchmod(file.fileno(), mode & 0o777)
-                file.write(data)
-        except OSError as error:
-            raise Refused(404, "SANDBOX_FILE", f"{path}: {error.strerror}", blame="agent") from None
-
-    def write_files(self, files: dict[str, str]) -> None:
-        """The files of the spec, before anyone is served. Refused when one cannot be written."""
-        for path, text in files.items():
-            self._write_file(path, text.encode(), 0o644)
-
 
 def listen(config: dict[str, Any]) -> socket.socket:
     if "port" in config:
@@ -373,7 +325,7 @@ def main() -> NoReturn:
     os.makedirs(config["workdir"], exist_ok=True)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     daemon = Daemon(Config(config["workdir"], config["ttl_s"], env, token=token), listener)
-    daemon.write_files(config.get("files", {}))
+    daemon.files.write_all(config.get("files", {}))
     daemon.serve()
 
 

@@ -13,6 +13,7 @@ import socket
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from sandbox.runtime.background import Poll
     from sandbox.runtime.commands import Command
     from sandbox.runtime.sandboxd import Daemon
 
@@ -44,7 +45,7 @@ class Connection:
 
     def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
         self.daemon, self.sock = daemon, sock
-        self.waiting_for: Command | None = None
+        self.waiting_for: Command | Poll | None = None
         self._inbox, self._outbox = bytearray(), memoryview(b"")
         self._head: tuple[str, str, dict[str, str], int, int] | None = None
         self._busy = False
@@ -90,8 +91,9 @@ class Connection:
             self._head, self._busy = None, True
             self.daemon.handle(self, method, target, headers, body)
 
-    def reply(self, status: int, body: bytes, kind: str = "application/json") -> None:
-        head = f"HTTP/1.1 {status} -\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    def reply(self, status: int, body: bytes, kind: str = "application/json", extra: str = "") -> None:
+        """`extra` holds whole header lines."""
+        head = f"HTTP/1.1 {status} -\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n{extra}\r\n".encode()
         self._busy, self.waiting_for = False, None
         self._outbox = memoryview(head + body)
         self._send()

@@ -204,7 +204,7 @@ class ForkServer:
             # Short-lived, and a collection would touch, and so copy, every page shared with the fork server.
             gc.set_threshold(20_000)
             daemon = self._isolated(name, spec, uid, listener) if not self.why_not else self._bare(name, spec, listener)
-            daemon.write_files(spec["files"])
+            daemon.files.write_all(spec["files"])
             os.write(status, b"ok")
             os.close(status)
             daemon.serve()

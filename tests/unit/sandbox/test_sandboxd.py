@@ -5,56 +5,13 @@ from __future__ import annotations
 import ast
 import base64
 import json
-import os
-import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from runtime import RUNTIME, TOKEN, call, sandboxd
 
-import sandbox
-from agentrl.core.http import free_port
 from sandbox.runtime.commands import Capture
-
-RUNTIME = Path(sandbox.__file__).parent / "runtime"
-ROOT = RUNTIME.parents[1]
-TOKEN = "of-one-sandbox"
-
-
-@contextmanager
-def sandboxd(folder: Path, *, ttl_s: float = 60.0, python: str = sys.executable) -> Iterator[tuple[str, Any]]:
-    port = free_port()
-    config = {"port": port, "host": "127.0.0.1", "workdir": str(folder / "work"), "ttl_s": ttl_s}
-    process = subprocess.Popen(
-        [python, "-m", "sandbox.runtime.sandboxd", json.dumps(config)],
-        env={"PYTHONPATH": str(ROOT), "SANDBOXD_TOKEN": TOKEN, "PATH": os.environ["PATH"]},
-    )
-    try:
-        yield f"http://127.0.0.1:{port}", process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def call(method: str, url: str, body: bytes = b"", *, token: str = TOKEN, key: str = "k") -> tuple[int, bytes]:
-    headers = {"authorization": f"Bearer {token}", "idempotency-key": key}
-    request = urllib.request.Request(url, data=body or None, method=method, headers=headers)
-    for _ in range(200):
-        try:
-            with urllib.request.urlopen(request, timeout=20) as response:
-                return response.status, response.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read()
-        except urllib.error.URLError:
-            time.sleep(0.02)
-    raise TimeoutError(url)
 
 
 @pytest.mark.parametrize("path", sorted(RUNTIME.glob("*.py")), ids=lambda path: path.name)

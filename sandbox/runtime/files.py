@@ -1,0 +1,203 @@
+"""Files inside a sandbox: whole, by range, and folders as tar. Routes of `sandboxd`.
+
+Invariant: a relative path stays inside the workdir, symlinks included, and nothing of an archive is written outside
+the folder that it is unpacked in. Standard library only, Python 3.7+.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+from typing import TYPE_CHECKING
+
+from sandbox.runtime.wire import MAX_BODY, Refused
+
+if TYPE_CHECKING:
+    import tarfile
+
+    from sandbox.runtime.sandboxd import Config
+    from sandbox.runtime.wire import Connection
+
+BINARY = "application/octet-stream"
+
+
+def refused(path: str, why: str, status: int = 404) -> Refused:
+    return Refused(status, "SANDBOX_FILE", f"{path}: {why}", blame="agent")
+
+
+class Files:
+    """The routes /files and /tar."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._roots = [os.path.realpath(config.home), os.path.realpath(config.scratch or config.home)]
+
+    def route(self, connection: Connection, route: str, query: dict[str, str], body: bytes) -> None:
+        path = query["path"]
+        if route == "GET /files":
+            size, data = self._read(path, int(query.get("offset", "0")), int(query.get("length", "-1")))
+            digest = hashlib.sha256(data).hexdigest()
+            connection.reply(200, data, BINARY, f"x-sha256: {digest}\r\nx-size: {size}\r\n")
+        elif route == "PUT /files":
+            self._check(path, body, query.get("sha256", ""))
+            self._write(path, body, int(query.get("mode", "420")))
+            connection.reply(200, b"{}")
+        elif route == "GET /tar":
+            connection.reply(200, self._pack(path), BINARY)
+        elif route == "PUT /tar":
+            self._check(path, body, query.get("sha256", ""))
+            self._unpack(path, body)
+            connection.reply(200, b"{}")
+        else:
+            raise Refused(404, "NOT_FOUND", f"sandboxd has no route {route}")
+
+    def _check(self, path: str, body: bytes, digest: str) -> None:
+        if digest and hashlib.sha256(body).hexdigest() != digest:
+            raise refused(path, "the bytes that arrived do not have the digest that was sent", 400)
+
+    # --- paths ---------------------------------------------------------------------------------
+
+    def real(self, path: str) -> str:
+        """Where a path of the sandbox is. Relative ones stay inside the workdir, symlinks included."""
+        config = self._config
+        logical = os.path.normpath(os.path.join(config.workdir, path))
+        real = logical
+        for prefix, actual in ((config.workdir, config.home), ("/tmp", config.scratch)):
+            if actual and (logical == prefix or logical.startswith(prefix.rstrip("/") + "/")):
+                real = os.path.normpath(actual + "/" + logical[len(prefix) :])
+                break
+        resolved = os.path.realpath(real)
+        if not os.path.isabs(path):
+            self._inside(path, resolved, self._roots[:1])
+        elif config.scratch:
+            self._inside(path, resolved, self._roots)
+        return resolved
+
+    def _inside(self, path: str, resolved: str, roots: list[str]) -> None:
+        for root in roots:
+            if resolved == root or resolved.startswith(root.rstrip("/") + "/"):
+                return
+        raise refused(path, f"leads out of {self._config.workdir}", 403)
+
+    # --- one file ------------------------------------------------------------------------------
+
+    def _open(self, path: str, real: str, flags: int) -> int:
+        """A regular file of the sandbox. NONBLOCK, since opening a FIFO must not stop the loop."""
+        fd = os.open(real, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise refused(path, "not a regular file")
+        return fd
+
+    def _read(self, path: str, offset: int, length: int) -> tuple[int, bytes]:
+        """The file's size, and its bytes from `offset` on, `length` at most; all when that is negative."""
+        if offset < 0:
+            raise ValueError("offset must not be negative")
+        try:
+            with os.fdopen(self._open(path, self.real(path), os.O_RDONLY), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(offset)
+                data = file.read(MAX_BODY + 1 if length < 0 else min(length, MAX_BODY + 1))
+        except OSError as error:
+            raise refused(path, str(error.strerror)) from None
+        if len(data) > MAX_BODY:
+            raise refused(path, f"larger than {MAX_BODY} bytes: read it by ranges", 413)
+        return size, data
+
+    def _write(self, path: str, data: bytes, mode: int) -> None:
+        try:
+            real = self.real(path)
+            if not os.path.isdir(os.path.dirname(real)):
+                os.makedirs(os.path.dirname(real))
+            with os.fdopen(self._open(path, real, os.O_WRONLY | os.O_CREAT), "wb") as file:
+                file.truncate(0)
+                os.fchmod(file.fileno(), mode & 0o777)
+                file.write(data)
+        except OSError as error:
+            raise refused(path, str(error.strerror)) from None
+
+    def write_all(self, files: dict[str, str]) -> None:
+        """The files of the spec, before anyone is served. Refused when one cannot be written."""
+        for path, text in files.items():
+            self._write(path, text.encode(), 0o644)
+
+    # --- folders -------------------------------------------------------------------------------
+
+    def _pack(self, path: str) -> bytes:
+        """A folder, or a file, as tar; symlinks as such, devices and sockets left out."""
+        import tarfile  # only here, since few sandboxes need it and all would pay for it in memory
+
+        real, buffer = self.real(path), io.BytesIO()
+
+        def chosen(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+            if buffer.tell() + member.size > MAX_BODY:
+                raise refused(path, f"larger than {MAX_BODY} bytes as tar", 413)
+            return member if member.isreg() or member.isdir() or member.issym() or member.islnk() else None
+
+        try:
+            with tarfile.open(fileobj=buffer, mode="w") as archive:
+                archive.add(real, arcname="." if os.path.isdir(real) else os.path.basename(real), filter=chosen)
+        except OSError as error:
+            raise refused(path, str(error.strerror or error)) from None
+        return buffer.getvalue()
+
+    def _unpack(self, path: str, data: bytes) -> None:
+        """An archive into a folder, which is made. Names and kinds are checked before anything is written."""
+        import tarfile
+
+        try:
+            folder = self.real(path)
+            with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+                members = archive.getmembers()
+                for member in members:
+                    _check_member(path, member)
+                if not os.path.isdir(folder):
+                    os.makedirs(folder)
+                for member in members:
+                    _extract(path, folder, archive, member)
+        except tarfile.TarError as error:
+            raise refused(path, f"not a tar archive: {error}", 400) from None
+        except OSError as error:
+            raise refused(path, str(error.strerror or error)) from None
+
+
+def _check_member(path: str, member: tarfile.TarInfo) -> None:
+    name = os.path.normpath(member.name)
+    if os.path.isabs(name) or name.split("/")[0] == "..":
+        raise refused(path, f"the archive's member {member.name!r} leads out of it", 403)
+    if not (member.isreg() or member.isdir() or member.issym()):
+        raise refused(path, f"the archive's member {member.name!r} is no file, folder or symlink", 403)
+    # A symlink may point anywhere, as inside a running sandbox; what is refused is to write through one.
+
+
+def _extract(path: str, folder: str, archive: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+    name = os.path.normpath(member.name)
+    target = os.path.join(folder, name)
+    parent = os.path.dirname(target) if name != "." else folder
+    if os.path.realpath(parent) != os.path.normpath(parent):
+        raise refused(path, f"the archive's member {member.name!r} leads through a symlink", 403)
+    if not os.path.isdir(parent):
+        os.makedirs(parent)
+    if member.isdir():
+        if os.path.islink(target):
+            raise refused(path, f"the archive's member {member.name!r} leads through a symlink", 403)
+        if not os.path.isdir(target):
+            os.mkdir(target)
+        return
+    if os.path.lexists(target) and not os.path.isdir(target):
+        os.unlink(target)
+    if member.issym():
+        os.symlink(member.linkname, target)
+        return
+    content = archive.extractfile(member)
+    assert content is not None, "a regular member has content"
+    fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "wb") as file, content:
+        os.fchmod(fd, member.mode & 0o777)
+        while True:
+            block = content.read(1 << 18)
+            if not block:
+                break
+            file.write(block)
