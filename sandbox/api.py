@@ -24,6 +24,7 @@ from agentrl.core.http import create_app, server
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import ExecRequest, SandboxSpec, Value
 from sandbox.backends.base import Backend
+from sandbox.backends.docker.backend import DockerBackend
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.channel import Answer
 from sandbox.controller import Controller
@@ -52,6 +53,8 @@ class RenewRequest(Value):
 def make_backend(config: SandboxConfig, folder: Path) -> Backend:
     if config.backend == "local":
         return LocalBackend(folder, require_isolation=config.require_isolation)
+    if config.backend == "docker":
+        return DockerBackend(folder, config.docker)
     raise ConfigError(f"sandbox.backend = {config.backend!r} is not built yet: use 'local'")
 
 

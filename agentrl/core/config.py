@@ -93,6 +93,69 @@ class GatewayConfig(Section):
     call_timeout_s: float = Field(120.0, gt=0)
 
 
+class DockerConfig(Section):
+    """How `sandbox.backend = "docker"` places sandboxes; the engine must run on the controller's machine."""
+
+    host: str = ""
+    """URL of the engine, e.g. `unix:///run/docker.sock`; empty means DOCKER_HOST, or else the default."""
+    image: str = ""
+    """Image of sandboxes whose spec names none. Images need a Python of 3.7 or newer."""
+    python: str = "python3"
+    """The interpreter inside the images, looked up in their PATH."""
+    pull: Literal["missing", "never"] = "missing"
+    """Whether an image that the engine lacks is pulled."""
+    prefetch: tuple[str, ...] = ()
+    """Images to pull when the controller starts."""
+    runtime: str = ""
+    """An OCI runtime that the engine knows by name; empty means the engine's default."""
+    network: str = "none"
+    """A network of the engine, which decides what sandboxes reach; `none` is no network at all."""
+    disk: Literal["tmpfs", "quota", "unlimited"] = "tmpfs"
+    """What `limits.disk_mb` is: `tmpfs`: workdir and /tmp, each, everything else being read-only; `quota`: the
+    container's writable layer, where the storage driver can; `unlimited`: a writable layer without a limit."""
+    start_timeout_s: float = Field(60.0, gt=0)
+    """Longest time from a container's start to a serving sandbox."""
+
+
+class KubernetesConfig(Section):
+    """How `sandbox.backend = "kubernetes"` places sandboxes; the controller must reach pod IPs."""
+
+    kubeconfig: str = ""
+    """Path; empty means the pod's service account when the controller runs in one, or else ~/.kube/config."""
+    context: str = ""
+    """Of the kubeconfig; empty means its current one."""
+    namespace: str = "agentrl-sandboxes"
+    """Holds sandboxes only; must exist."""
+    controller: str = Field("default", pattern=r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
+    """Labels this controller's objects: controllers with other names leave them alone."""
+    image: str = ""
+    """Image of sandboxes whose spec names none. Images need a Python of 3.7 or newer."""
+    python: str = "python3"
+    """The interpreter inside the images, looked up in their PATH."""
+    pull: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
+    runtime_class: str = ""
+    """A RuntimeClass of the cluster, e.g. for gVisor; empty means the cluster's default."""
+    user: Literal["own", "image"] = "own"
+    """`own`: a uid of its own, a read-only root, and `disk_mb` for the workdir and /tmp each. `image`: the image's
+    user and a writable root; what the image has in the workdir stays, and `pids` is not limited."""
+    request_share: float = Field(0.25, gt=0, le=1)
+    """Share of a sandbox's limits that the scheduler reserves for it."""
+    egress: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicy egress rules; empty means none."""
+    ingress_from: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicy peers that may reach sandboxd; empty means all, who then still need its token."""
+    template: Mapping[str, Any] = Field(default_factory=dict)
+    """Partial pod merged over ours; its first container is merged into the sandbox's, further ones are added."""
+    max_age_s: int = Field(86_400, gt=0)
+    """activeDeadlineSeconds: the cluster ends a sandbox of this age whoever renews it."""
+    node_lost_s: int = Field(30, ge=0)
+    """How long a node may be silent before its sandboxes are lost."""
+    start_s: float = Field(120.0, gt=0)
+    """Longest time from a pod's creation to a serving sandbox."""
+    unschedulable_s: float = Field(10.0, ge=0)
+    """How long no node may take a pod before its creation is refused with CAPACITY."""
+
+
 class SandboxConfig(Section):
     backend: Literal["local", "docker", "kubernetes"] = "local"
     url: str = ""
@@ -101,6 +164,8 @@ class SandboxConfig(Section):
     """Live sandboxes; one more is refused with CAPACITY."""
     require_isolation: bool = False
     """Refuse to start where the kernel allows no namespaces, instead of warning."""
+    docker: DockerConfig = DockerConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
 
 
 class RewardConfig(Section):

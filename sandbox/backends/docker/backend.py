@@ -1,0 +1,342 @@
+"""The docker backend: one container a sandbox, with sandboxd as its init. Constructed by `sandbox.api`; called by
+`controller`.
+
+Invariants: only containers with this folder's controller label are ever touched; a container that ended is removed
+once its cause is known, so that what the engine lists is what lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.core.config import DockerConfig
+from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, ServiceUnavailable, Unsupported
+from agentrl.core.types import SandboxSpec
+from sandbox.backends.base import Ended, Inventory
+from sandbox.backends.docker.container import CONTROLLER, SANDBOX, cause_of, creation, image_of, state_cause
+from sandbox.backends.docker.engine import Engine, InUse, NotThere
+from sandbox.backends.docker.handoff import Handoff
+from sandbox.channel import Channel, Stream
+
+log = logging.getLogger(__name__)
+
+KEPT_CAUSES = 10_000
+OOM_S = 2.0
+"""An OOM event and an end by KILL within this time are one happening."""
+PROBE_S = 10.0
+RUNNING = frozenset({"running", "paused", "restarting"})
+ENDED = frozenset({"exited", "dead"})
+REMOVAL_S = 30.0
+
+
+class DockerBackend:
+    """Sandboxes as containers of the Docker Engine on this machine."""
+
+    def __init__(self, folder: Path, config: DockerConfig) -> None:
+        self.folder, self.config = folder, config
+        self.isolation = "docker"
+        self._folder_fd = -1
+        self._engine: Engine | None = None
+        self._controller = ""
+        self._containers: dict[str, str] = {}
+        """Container ids by sandbox id, of those that are created, started or live."""
+        self._starting: dict[str, asyncio.Future[str]] = {}
+        """Resolved with a cause when a container ends before it serves."""
+        self._causes: OrderedDict[str, str] = OrderedDict()
+        self._oom_at: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended: Ended = lambda sandbox_id, cause: None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise SandboxError("the docker backend is not started", ran=Ran.NO)
+        return self._engine
+
+    # --- start and stop ------------------------------------------------------------------------
+
+    async def start(self, ended: Ended) -> None:
+        self._ended = ended
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._controller = self._identity()
+        self._engine = await asyncio.to_thread(Engine, self.config.host)
+        try:
+            await self._check()
+            await self._adopt()
+        except BaseException:
+            await self.detach()
+            raise
+        filters = {"type": "container", "event": ["die", "oom"], "label": f"{CONTROLLER}={self._controller}"}
+        self._engine.watch(filters, self._event, lambda: self._background(self._reconcile()))
+        for image in self.config.prefetch:
+            self._background(self._prefetch(image))
+
+    def _identity(self) -> str:
+        """Who we are to the engine: a controller that is started again in this folder is the same one."""
+        path = self.folder / "controller"
+        with contextlib.suppress(FileExistsError), path.open("x") as file:
+            file.write(uuid.uuid4().hex)
+        return path.read_text()
+
+    async def _check(self) -> None:
+        info = await self.engine.call("info")
+        runtime = self.config.runtime or info["DefaultRuntime"]
+        if runtime not in info["Runtimes"]:
+            known = ", ".join(sorted(info["Runtimes"]))
+            raise ConfigError(f"sandbox.docker.runtime = {runtime!r}: the engine at {self.engine.host} has {known}")
+        self.isolation = f"docker, {runtime}"
+
+    async def _adopt(self) -> None:
+        """Keep the containers of an earlier controller that serve; remove those that never came so far."""
+
+        async def probe(sandbox_id: str, container: str, state: str) -> None:
+            if state == "paused":
+                return
+            channel = self.channel(sandbox_id)
+            try:
+                await channel.request("GET", "/health", timeout_s=PROBE_S)
+            except ServiceUnavailable as error:
+                log.warning("sandbox %s does not serve, its container is removed: %s", sandbox_id, error)
+                await self.destroy(sandbox_id)
+            finally:
+                channel.close()
+
+        found = await self._list()
+        self._containers = {sandbox_id: container["Id"] for sandbox_id, container in found.items()}
+        await asyncio.gather(*(probe(i, c["Id"], c["State"]) for i, c in found.items() if c["State"] in RUNNING))
+        await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] not in RUNNING))
+
+    async def stop(self) -> None:
+        if self._engine is not None:
+            await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self._list()))
+        await self.detach()
+
+    async def detach(self) -> None:
+        """Let go of the engine and its containers; their leases run on."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._engine is not None:
+            await self._engine.close()
+            self._engine = None
+        if self._folder_fd >= 0:
+            os.close(self._folder_fd)
+            self._folder_fd = -1
+
+    def _background(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- create and destroy --------------------------------------------------------------------
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+        image = image_of(spec, self.config)
+        died = self._starting[sandbox_id] = asyncio.get_running_loop().create_future()
+        handoff = Handoff(self.folder, self._folder_fd, sandbox_id)
+        try:
+            body = creation(sandbox_id, spec, self.config, controller=self._controller, handoff=handoff.path)
+            container = await self._create(sandbox_id, body)
+            self._containers[sandbox_id] = container
+            await self._start(container, image)
+            await self._hand_over(handoff, container, died, spec)
+        finally:
+            handoff.close()
+            del self._starting[sandbox_id]
+
+    async def _create(self, sandbox_id: str, body: Mapping[str, Any]) -> str:
+        name = f"agentrl-{sandbox_id}"
+        try:
+            made = await self.engine.call("create_container_from_config", body, name)
+        except NotThere:
+            await self._pull(body["Image"])
+            made = await self.engine.call("create_container_from_config", body, name)
+        container: str = made["Id"]
+        return container
+
+    async def _start(self, container: str, image: str) -> None:
+        try:
+            await self.engine.call("start", container)
+        except SandboxError as error:
+            python = self.config.python
+            if "executable file not found" in str(error) or "no such file or directory" in str(error):
+                raise Unsupported(
+                    f"image {image!r} has no {python!r}, in which sandboxd runs: add a Python of 3.7 or newer to it, "
+                    "or set sandbox.docker.python to where it is"
+                ) from error
+            raise
+
+    async def _hand_over(self, handoff: Handoff, container: str, died: asyncio.Future[str], spec: SandboxSpec) -> None:
+        """Give the container its listener and configuration, and await its ok, or its end."""
+        config = {
+            "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": dict(spec.env), "files": dict(spec.files)
+        }  # fmt: skip
+        serving = asyncio.create_task(handoff.serve(config))
+        try:
+            await asyncio.wait({serving, died}, timeout=self.config.start_timeout_s, return_when="FIRST_COMPLETED")
+            if serving.done() and (refusal := serving.result()) == "ok":
+                return
+            if serving.done() and refusal:
+                raise SandboxError(f"sandboxd could not be set up: {refusal}", blame=Blame.CALLER, ran=Ran.NO)
+            written = (await self.engine.call("logs", container, tail=20)).decode(errors="replace")
+            why = died.result() if died.done() else f"it did not serve within {self.config.start_timeout_s:.0f} s"
+            raise SandboxError(f"the container did not become a sandbox: {why}; it wrote: {written}", ran=Ran.NO)
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+
+    async def destroy(self, sandbox_id: str) -> None:
+        container = self._containers.pop(sandbox_id, None)
+        self._causes.pop(sandbox_id, None)
+        self._oom_at.pop(sandbox_id, None)
+        if container is None:
+            # Also what the engine created for a request whose answer never came.
+            container = (await self._list(sandbox_id)).get(sandbox_id, {}).get("Id")
+        if container is not None:
+            await self._remove(container)
+        self._forget_files(sandbox_id)
+
+    async def _remove(self, container: str) -> None:
+        """Returns when the engine does not know it any more."""
+        deadline = time.monotonic() + REMOVAL_S
+        while True:
+            try:
+                await self.engine.call("remove_container", container, force=True, v=True)
+            except NotThere:
+                return
+            except InUse:
+                # Another removal of it is in progress.
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+    def _forget_files(self, sandbox_id: str) -> None:
+        for path in (self.folder / f"{sandbox_id}.sock", self.folder / f"{sandbox_id}.handoff"):
+            path.unlink(missing_ok=True)
+
+    # --- images --------------------------------------------------------------------------------
+
+    async def _pull(self, image: str) -> None:
+        if self.config.pull == "never":
+            message = f"the Docker Engine has no image {image!r}, and sandbox.docker.pull is 'never'"
+            raise SandboxError(message, blame=Blame.CALLER, ran=Ran.NO)
+        repository, colon, tag = image.rpartition(":")
+        if not colon or "/" in tag or "@" in image:
+            repository, tag = image, "" if "@" in image else "latest"
+        try:
+            await self.engine.call("pull", repository, tag=tag or None, ran=Ran.NO)
+        except SandboxError as error:
+            raise SandboxError(f"image {image!r} is not there and cannot be pulled: {error}", ran=Ran.NO) from error
+
+    async def _prefetch(self, image: str) -> None:
+        try:
+            await self.engine.call("inspect_image", image)
+        except NotThere:
+            try:
+                await self._pull(image)
+            except SandboxError as error:
+                log.error("prefetch: %s", error)
+
+    # --- what is there, what ended -------------------------------------------------------------
+
+    async def _list(self, sandbox_id: str = "") -> dict[str, Any]:
+        """Our containers by sandbox id, in whatever state."""
+        labels = [f"{CONTROLLER}={self._controller}", f"{SANDBOX}={sandbox_id}" if sandbox_id else SANDBOX]
+        found = await self.engine.call("containers", all=True, filters={"label": labels})
+        return {container["Labels"][SANDBOX]: container for container in found}
+
+    async def inventory(self) -> Inventory:
+        found = await self._list()
+        await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] in ENDED))
+        live = frozenset(i for i, c in found.items() if c["State"] not in (*ENDED, "removing"))
+        return Inventory(live=live - self._causes.keys(), ended=dict(self._causes))
+
+    async def _reconcile(self) -> None:
+        """After a gap in the events: find out what ended meanwhile."""
+        try:
+            known = set(self._containers)
+            found = await self.inventory()
+        except SandboxError as error:
+            log.warning("what ended while the Docker Engine was away is not known yet: %s", error)
+            return
+        for sandbox_id in known - found.live:
+            self._gone(sandbox_id, "its container was removed by somebody else")
+
+    def _event(self, event: Mapping[str, Any]) -> None:
+        attributes = event["Actor"]["Attributes"]
+        sandbox_id = attributes[SANDBOX]
+        if self._containers.get(sandbox_id) != event["Actor"]["ID"]:
+            return
+        if event["Action"] == "oom":
+            self._oom_at[sandbox_id] = time.monotonic()
+            return
+        oom = time.monotonic() - self._oom_at.get(sandbox_id, -OOM_S) < OOM_S
+        self._gone(sandbox_id, cause_of(int(attributes["exitCode"]), oom=oom))
+        self._background(self._cleared(sandbox_id, event["Actor"]["ID"]))
+
+    def _gone(self, sandbox_id: str, cause: str) -> None:
+        starting = self._starting.get(sandbox_id)
+        if starting is not None:
+            # Whoever creates it reads its logs, and destroys it.
+            if not starting.done():
+                starting.set_result(cause)
+        elif self._containers.pop(sandbox_id, None) is not None:
+            self._causes[sandbox_id] = cause
+            self._oom_at.pop(sandbox_id, None)
+            if len(self._causes) > KEPT_CAUSES:
+                self._causes.popitem(last=False)
+            self._ended(sandbox_id, cause)
+
+    async def _buried(self, sandbox_id: str, container: str) -> None:
+        """Take down why a container of ours ended, then remove it."""
+        if sandbox_id in self._starting:
+            return
+        try:
+            state = (await self.engine.call("inspect_container", container))["State"]
+        except NotThere:
+            return
+        started = state["Status"] in ENDED
+        self._gone(sandbox_id, state_cause(state) if started else "the controller ended while creating it")
+        await self._cleared(sandbox_id, container)
+
+    async def _cleared(self, sandbox_id: str, container: str) -> None:
+        if sandbox_id in self._starting:
+            return
+        try:
+            await self._remove(container)
+        except SandboxError as error:
+            log.warning("the ended container of sandbox %s is not removed yet: %s", sandbox_id, error)
+        self._forget_files(sandbox_id)
+
+    # --- the rest ------------------------------------------------------------------------------
+
+    def channel(self, sandbox_id: str) -> Channel:
+        async def connect() -> Stream:
+            # Reached through the descriptor, a socket's address stays short however long the folder's path is.
+            return await asyncio.open_unix_connection(f"/proc/self/fd/{self._folder_fd}/{sandbox_id}.sock")
+
+        return Channel(sandbox_id, connect)
+
+    async def pause(self, sandbox_id: str) -> None:
+        await self.engine.call("pause", self._container(sandbox_id))
+
+    async def resume(self, sandbox_id: str) -> None:
+        await self.engine.call("unpause", self._container(sandbox_id))
+
+    def _container(self, sandbox_id: str) -> str:
+        container = self._containers.get(sandbox_id)
+        if container is None:
+            raise SandboxError(f"sandbox {sandbox_id} has no container", ran=Ran.NO)
+        return container
