@@ -86,6 +86,8 @@ class Daemon:
         self.files = Files(config)
         self.background = Background(self)
         self._oom_score = self._open_oom_score()
+        # A kubelet gives its pods a score, below which nobody unprivileged may go.
+        self._own_oom_score = int(os.pread(self._oom_score, 16, 0)) if self._oom_score >= 0 else 0
         self.renew(config.ttl_s)
         set_subreaper()
         self._wake, wake = os.pipe()
@@ -256,18 +258,20 @@ class Daemon:
             self._forgotten[key] = None
 
     def spawn(self, request: dict[str, Any], key: str, stdio: tuple[int, int, int]) -> int:
-        argv = request["argv"]
+        argv, user = request["argv"], request.get("user", "")
         if not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError("argv must be a list of strings that is not empty")
+        if user and os.geteuid() != 0:
+            raise Refused(501, "UNSUPPORTED", f"cannot run as user {user!r}: the runtime here is not root")
         env = {**self.config.env, **request.get("env", {}), MARKER: key}
         # A child inherits the score at its birth: this way the kernel's OOM killer takes commands before us,
         # and lowering ours again to what it was needs no privilege.
-        self._set_oom_score(b"500")
+        self._set_oom_score(min(1000, self._own_oom_score + 500))
         try:
             cwd = self.files.real(request.get("cwd") or self.config.workdir)
-            return spawn(argv, env, cwd, stdio, user=request.get("user", ""))
+            return spawn(argv, env, cwd, stdio, user)
         finally:
-            self._set_oom_score(b"0")
+            self._set_oom_score(self._own_oom_score)
 
     def kill_tree(self, command: Command) -> None:
         """KILL every process of a command, wherever it went."""
@@ -293,13 +297,13 @@ class Daemon:
 
     def _open_oom_score(self) -> int:
         try:
-            return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+            return os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         except OSError:
             return -1
 
-    def _set_oom_score(self, score: bytes) -> None:
+    def _set_oom_score(self, score: int) -> None:
         if self._oom_score >= 0:
-            os.pwrite(self._oom_score, score, 0)
+            os.pwrite(self._oom_score, b"%d" % score, 0)
 
 
 def listen(config: dict[str, Any]) -> socket.socket:
