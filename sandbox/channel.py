@@ -7,8 +7,8 @@ Invariant: a connection is reused only after its answer was read whole.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 
 from agentrl.core.errors import Ran, ServiceUnavailable
 
@@ -21,6 +21,8 @@ class Answer:
     kind: str
     """Content type."""
     body: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """All of them, by lower-case names."""
 
 
 class Channel:
@@ -66,7 +68,7 @@ class Channel:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         content = await reader.readexactly(int(headers["content-length"]))
-        return Answer(int(lines[0].split(" ", 2)[1]), headers["content-type"], content)
+        return Answer(int(lines[0].split(" ", 2)[1]), headers["content-type"], content, headers)
 
     def close(self) -> None:
         while self._idle:

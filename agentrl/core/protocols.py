@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentrl.core.types import (
     Attempt,
@@ -21,6 +21,9 @@ from agentrl.core.types import (
     Group,
     Limits,
     Outcome,
+    OutputChunk,
+    ProcessRequest,
+    ProcessView,
     SandboxSpec,
     SandboxView,
     ScoreRequest,
@@ -146,6 +149,40 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """Works in every state; idempotent."""
         ...
+
+
+class ProcessSandbox(Sandbox, Protocol):
+    """What a sandbox with real processes can do besides; `sandbox.client` gives such. Errors as for Sandbox."""
+
+    async def start(self, request: ProcessRequest, *, key: str | None = None) -> ProcessView:
+        """Start a process and return. A key starts one process, ever; it is the process's id."""
+        ...
+
+    async def process(self, process_id: str, *, wait_s: float = 0.0) -> ProcessView:
+        """Its state, as soon as it ended or after `wait_s`."""
+        ...
+
+    async def output(
+        self, process_id: str, *, stream: Literal["stdout", "stderr"] = "stdout", offset: int = 0, wait_s: float = 0.0
+    ) -> OutputChunk:
+        """What was written from `offset` on, as soon as there is some or after `wait_s`."""
+        ...
+
+    async def signal(self, process_id: str, number: int) -> ProcessView:
+        """Signal its process group; KILL goes to everything that it started."""
+        ...
+
+    async def send_input(self, process_id: str, data: bytes, *, last: bool = False) -> ProcessView:
+        """More stdin for an interactive process; `last` closes it. Conflict when it takes none any more."""
+        ...
+
+    async def read_range(self, path: str, offset: int, length: int) -> bytes: ...
+
+    async def upload_tar(self, path: str, archive: bytes) -> None:
+        """Unpack into a folder. Members that lead out of it are refused, as are hard links and devices."""
+        ...
+
+    async def download_tar(self, path: str) -> bytes: ...
 
 
 class Sandboxes(Protocol):

@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from sandbox.runtime.commands import Command
 from sandbox.runtime.wire import Refused, encode
@@ -107,6 +108,7 @@ class Background:
         self, connection: Connection, method: str, path: str, query: dict[str, str], key: str, body: bytes
     ) -> None:
         _, _, name, action = (path + "///").split("/")[:4]
+        name = unquote(name)
         route = f"{method} {action}"
         if not name and route == "POST ":
             self._reply(connection, self._start(key, body))
@@ -140,8 +142,8 @@ class Background:
 
     def _start(self, key: str, body: bytes) -> Process:
         digest = hashlib.sha256(body).hexdigest()
-        if not key or "/" in key:
-            raise ValueError("a process needs an idempotency key without a slash")
+        if not key:
+            raise ValueError("a process needs an idempotency key")
         known = self._find(key) if key in self._known or key in self._forgotten else None
         if known is None:
             known = self._known[key] = self._daemon.launch(Process, key, digest, json.loads(body))

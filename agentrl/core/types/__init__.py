@@ -6,7 +6,17 @@ Invariant: nothing here has behaviour beyond checking itself, and a value that e
 
 from agentrl.core.types.episode import Attempt, Episode, Failed, Group, Outcome, Scored, ScoreRequest, Stop, Timings
 from agentrl.core.types.sampling import Completion, GenerateRequest, Sampling, VersionRun
-from agentrl.core.types.sandbox import ExecRequest, ExecResult, SandboxLimits, SandboxSpec, SandboxState, SandboxView
+from agentrl.core.types.sandbox import (
+    ExecRequest,
+    ExecResult,
+    OutputChunk,
+    ProcessRequest,
+    ProcessView,
+    SandboxLimits,
+    SandboxSpec,
+    SandboxState,
+    SandboxView,
+)
 from agentrl.core.types.task import Demonstration, Limits, Message, Task, Tool, ToolCall, ToolResult
 from agentrl.core.types.trajectory import Provenance, SessionGrant, SessionRequest, Trajectory
 from agentrl.core.types.value import Value
@@ -25,7 +35,10 @@ __all__ = [
     "Limits",
     "Message",
     "Outcome",
+    "OutputChunk",
     "Probe",
+    "ProcessRequest",
+    "ProcessView",
     "Provenance",
     "Sampling",
     "SandboxLimits",

@@ -66,6 +66,8 @@ class ExecRequest(Value):
     timeout_s: float = Field(30.0, gt=0)
     cap_bytes: int = Field(1 << 20, gt=0)
     """Most bytes kept of each stream: the first and last halves of the cap."""
+    user: str = ""
+    """Name or uid to run as; empty means the sandbox's own. UNSUPPORTED where the runtime may not change it."""
 
 
 class ExecResult(Value):
@@ -82,3 +84,43 @@ class ExecResult(Value):
     """Bytes written, of which `stdout` holds at most the cap."""
     stderr_total: int = 0
     duration_s: float = 0.0
+
+
+class ProcessRequest(Value):
+    """A process to start and follow; it ends with the sandbox at the latest."""
+
+    argv: tuple[str, ...] = Field(min_length=1)
+    stdin: bytes = b""
+    interactive: bool = False
+    """Keep stdin open for more after `stdin`."""
+    cwd: str = ""
+    env: Mapping[str, str] = Field(default_factory=dict)
+    user: str = ""
+    keep_bytes: int = Field(1 << 20, gt=0, le=64 << 20)
+    """Most bytes kept of each stream: the newest."""
+
+
+class ProcessView(Value):
+    id: str
+    """Its idempotency key."""
+    pid: int
+    """As seen inside the sandbox."""
+    status: Literal["RUNNING", "EXITED", "SIGNALED", "OOM"]
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout_total: int = 0
+    """Bytes written so far."""
+    stderr_total: int = 0
+    duration_s: float = 0.0
+
+
+class OutputChunk(Value):
+    """A piece of a process's stdout or stderr."""
+
+    offset: int
+    """Of the first byte of `data`; more than was asked for when older bytes are no longer kept."""
+    data: bytes
+    total: int
+    """Bytes written so far."""
+    ended: bool
+    """Nothing comes after `data`."""

@@ -1,0 +1,123 @@
+"""Files and processes of one sandbox over HTTP: the part of `client.RemoteSandbox` that goes through to sandboxd.
+
+Invariant: bytes are checked against the digest that travels with them; what may have happened and must not happen
+twice (input, signals) is never sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal, Protocol, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.core.errors import SandboxError
+from agentrl.core.types import OutputChunk, ProcessRequest, ProcessView, Value
+
+T = TypeVar("T")
+V = TypeVar("V", bound=Value)
+SLACK_S = 30.0
+"""Seconds beyond the wait asked for until the answer must be there."""
+_views = TypeAdapter(dict[str, tuple[ProcessView, ...]])
+
+
+def parse(kind: type[V], body: bytes) -> V:
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise SandboxError(f"the controller's answer is no {kind.__name__}: {error}") from error
+
+
+class Caller(Protocol):
+    """What a handle needs of the client."""
+
+    async def fetch(self, method: str, path: str, **options: Any) -> httpx.Response: ...
+
+    async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T: ...
+
+
+class PassedCalls:
+    """Implements the rest of `agentrl.core.protocols.ProcessSandbox`."""
+
+    def __init__(self, caller: Caller, sandbox_id: str) -> None:
+        self._caller = caller
+        self._id = sandbox_id
+        self._path = f"/v1/sandboxes/{sandbox_id}"
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    # --- files ---------------------------------------------------------------------------------
+
+    async def read(self, path: str) -> bytes:
+        return await self._download("files", {"path": path})
+
+    async def read_range(self, path: str, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset` on; fewer at the file's end."""
+        return await self._download("files", {"path": path, "offset": offset, "length": length})
+
+    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await self._upload("files", {"path": path, "mode": mode}, data)
+
+    async def upload_tar(self, path: str, archive: bytes) -> None:
+        await self._upload("tar", {"path": path}, archive)
+
+    async def download_tar(self, path: str) -> bytes:
+        return await self._download("tar", {"path": path})
+
+    async def _download(self, kind: str, params: dict[str, Any]) -> bytes:
+        fetch = self._caller.fetch
+        answer = await self._caller.patiently(lambda: fetch("GET", f"{self._path}/{kind}", params=params))
+        digest = answer.headers.get("x-sha256")
+        if digest is not None and hashlib.sha256(answer.content).hexdigest() != digest:
+            raise SandboxError(f"{self._id}: {params['path']} arrived with other bytes than were sent", retryable=True)
+        return answer.content
+
+    async def _upload(self, kind: str, params: dict[str, Any], data: bytes) -> None:
+        sent, fetch = {**params, "sha256": hashlib.sha256(data).hexdigest()}, self._caller.fetch
+        await self._caller.patiently(lambda: fetch("PUT", f"{self._path}/{kind}", params=sent, content=data))
+
+    # --- processes -----------------------------------------------------------------------------
+
+    async def start(self, request: ProcessRequest, *, key: str | None = None) -> ProcessView:
+        headers = {"idempotency-key": key or uuid.uuid4().hex, "content-type": "application/json"}
+        body, fetch = request.model_dump_json().encode(), self._caller.fetch
+        answer = await self._caller.patiently(
+            lambda: fetch("POST", f"{self._path}/processes", content=body, headers=headers)
+        )
+        return parse(ProcessView, answer.content)
+
+    async def processes(self) -> tuple[ProcessView, ...]:
+        """Those that run, and the newest that ended."""
+        answer = await self._caller.patiently(lambda: self._caller.fetch("GET", f"{self._path}/processes"))
+        return _views.validate_json(answer.content)["processes"]
+
+    async def process(self, process_id: str, *, wait_s: float = 0.0) -> ProcessView:
+        return parse(ProcessView, await self._look(process_id, "", wait_s, {}))
+
+    async def output(
+        self, process_id: str, *, stream: Literal["stdout", "stderr"] = "stdout", offset: int = 0, wait_s: float = 0.0
+    ) -> OutputChunk:
+        params = {"stream": stream, "offset": offset}
+        return parse(OutputChunk, await self._look(process_id, "/output", wait_s, params))
+
+    async def _look(self, process_id: str, what: str, wait_s: float, params: dict[str, Any]) -> bytes:
+        url, sent, fetch = self._process_path(process_id) + what, {**params, "wait_s": wait_s}, self._caller.fetch
+        answer = await self._caller.patiently(lambda: fetch("GET", url, params=sent, timeout_s=wait_s + SLACK_S))
+        return answer.content
+
+    async def signal(self, process_id: str, number: int) -> ProcessView:
+        url = f"{self._process_path(process_id)}/signal"
+        return parse(ProcessView, (await self._caller.fetch("POST", url, json={"signal": number})).content)
+
+    async def send_input(self, process_id: str, data: bytes, *, last: bool = False) -> ProcessView:
+        url, params = f"{self._process_path(process_id)}/stdin", {"last": int(last)}
+        return parse(ProcessView, (await self._caller.fetch("POST", url, params=params, content=data)).content)
+
+    def _process_path(self, process_id: str) -> str:
+        return f"{self._path}/processes/{quote(process_id, safe='')}"

@@ -1,0 +1,112 @@
+"""Processes, ranges and archives through the controller and its client, on the local backend."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import signal
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from sandboxes import local_service, sh
+
+from agentrl.core.errors import Conflict, NotFound, SandboxFileError, SandboxLost, Unsupported
+from agentrl.core.protocols import ProcessSandbox
+from agentrl.core.types import ExecRequest, ProcessRequest, SandboxSpec
+from sandbox.client import RemoteSandbox
+
+
+@pytest.fixture
+async def sandbox(tmp_path: Path) -> AsyncIterator[RemoteSandbox]:
+    async with (
+        local_service(tmp_path) as client,
+        client.acquire(SandboxSpec(ttl_s=60.0), owner="test", key="one") as made,
+    ):
+        yield made
+
+
+def shell(script: str, *, interactive: bool = False) -> ProcessRequest:
+    return ProcessRequest(argv=("sh", "-c", script), interactive=interactive)
+
+
+async def whole(sandbox: ProcessSandbox, process_id: str) -> bytes:
+    found = b""
+    while True:
+        chunk = await sandbox.output(process_id, offset=len(found), wait_s=20)
+        assert chunk.offset == len(found)
+        found += chunk.data
+        if chunk.ended:
+            return found
+
+
+async def test_a_process_is_started_followed_fed_and_waited_for(sandbox: RemoteSandbox) -> None:
+    started = await sandbox.start(shell("echo ready; cat; exit 7", interactive=True), key="a/b c")
+    assert (started.id, started.status) == ("a/b c", "RUNNING")
+    assert (await sandbox.output("a/b c", wait_s=20)).data == b"ready\n"
+    await sandbox.send_input("a/b c", b"one ")
+    await sandbox.send_input("a/b c", b"two", last=True)
+    assert await whole(sandbox, "a/b c") == b"ready\none two"
+    ended = await sandbox.process("a/b c", wait_s=20)
+    assert (ended.status, ended.exit_code) == ("EXITED", 7)
+    with pytest.raises(Conflict):
+        await sandbox.send_input("a/b c", b"late")
+    with pytest.raises(NotFound):
+        await sandbox.process("unknown")
+    with pytest.raises(Conflict):
+        await sandbox.start(shell("other"), key="a/b c")
+    assert [view.id for view in await sandbox.processes()] == ["a/b c"]
+
+
+async def test_large_output_is_followed_whole(sandbox: RemoteSandbox) -> None:
+    data = os.urandom(1 << 20) * 12
+    await sandbox.write("data", data)
+    started = await sandbox.start(ProcessRequest(argv=("cat", "data"), keep_bytes=64 << 20))
+    assert hashlib.sha256(await whole(sandbox, started.id)).digest() == hashlib.sha256(data).digest()
+
+
+async def test_processes_outlive_commands_and_are_signalled(sandbox: RemoteSandbox) -> None:
+    started = await sandbox.start(shell("setsid sleep 6601 & echo up; wait"))
+    await sandbox.output(started.id, wait_s=20)
+    timed_out = await sandbox.exec(sh("sleep 6602", timeout_s=0.2))
+    assert timed_out.status == "TIMEOUT"
+    assert (await sandbox.process(started.id)).status == "RUNNING"
+    await sandbox.signal(started.id, signal.SIGKILL)
+    ended = await sandbox.process(started.id, wait_s=20)
+    assert (ended.status, ended.signal) == ("SIGNALED", 9)
+    left = await sandbox.exec(sh("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
+    assert b"sleep 66" not in left.stdout
+
+
+async def test_a_process_of_a_closed_sandbox_is_lost(sandbox: RemoteSandbox) -> None:
+    started = await sandbox.start(shell("sleep 600"))
+    await sandbox.close()
+    with pytest.raises(SandboxLost):
+        await sandbox.process(started.id)
+
+
+async def test_ranges_and_folders(sandbox: RemoteSandbox) -> None:
+    await sandbox.write("data", b"0123456789")
+    assert await sandbox.read_range("data", 3, 4) == b"3456"
+    assert await sandbox.read_range("data", 8, 100) == b"89"
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo("bin/tool")
+        info.size, info.mode = 17, 0o755
+        tar.addfile(info, io.BytesIO(b"#!/bin/sh\necho hi"))
+    await sandbox.upload_tar("up", buffer.getvalue())
+    assert (await sandbox.exec(ExecRequest(argv=("up/bin/tool",)))).stdout == b"hi\n"
+    await sandbox.exec(sh("ln -s /etc/passwd up/link; mkfifo up/pipe"))
+    with tarfile.open(fileobj=io.BytesIO(await sandbox.download_tar("up"))) as tar:
+        assert sorted(tar.getnames()) == [".", "./bin", "./bin/tool", "./link"]
+        assert tar.getmember("./link").issym()
+    for path in ("../etc", "/nowhere"):
+        with pytest.raises(SandboxFileError):
+            await sandbox.download_tar(path)
+
+
+async def test_another_user_is_refused_where_the_runtime_has_no_privilege(sandbox: RemoteSandbox) -> None:
+    with pytest.raises(Unsupported):
+        await sandbox.exec(ExecRequest(argv=("id",), user="nobody"))
