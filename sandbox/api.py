@@ -25,10 +25,12 @@ from agentrl.core.telemetry import Metrics
 from agentrl.core.types import ExecRequest, SandboxSpec, Value
 from sandbox.backends.base import Backend
 from sandbox.backends.docker.backend import DockerBackend
+from sandbox.backends.kubernetes.backend import KubernetesBackend
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.channel import Answer
 from sandbox.controller import Controller
 from sandbox.metrics import SPECS
+from sandbox.passing import PASSED
 from sandbox.states import Record
 from sandbox.store import SandboxStore
 
@@ -53,6 +55,8 @@ class RenewRequest(Value):
 def make_backend(config: SandboxConfig, folder: Path) -> Backend:
     if config.backend == "local":
         return LocalBackend(folder, require_isolation=config.require_isolation)
+    if config.backend == "kubernetes":
+        return KubernetesBackend(config.kubernetes, require_isolation=config.require_isolation)
     if config.backend == "docker":
         return DockerBackend(folder, config.docker)
     raise ConfigError(f"sandbox.backend = {config.backend!r} is not built yet: use 'local'")
@@ -165,21 +169,20 @@ async def exec_result(request: Request) -> Response:
     return _passed(await _controller(request).relay.exec_result(request.path_params["id"], _query(request, "key")))
 
 
+async def commands(request: Request) -> Response:
+    found = await _controller(request).relay.commands(request.path_params["id"])
+    views = ",".join(command.model_dump_json() for command in found)
+    return Response(f'{{"commands":[{views}]}}', media_type="application/json")
+
+
+async def sweep(request: Request) -> Response:
+    swept = await _controller(request).sweep()
+    return Response(swept.model_dump_json(), media_type="application/json")
+
+
 async def renew(request: Request) -> Response:
     body, _ = await _body(request, RenewRequest)
     return _view(await _controller(request).relay.renew(request.path_params["id"], body.ttl_s))
-
-
-async def read_file(request: Request) -> Response:
-    return _passed(await _controller(request).relay.read(request.path_params["id"], _query(request, "path")))
-
-
-async def write_file(request: Request) -> Response:
-    mode = int(request.query_params.get("mode", "420"))
-    data = await request.body()
-    return _passed(
-        await _controller(request).relay.write(request.path_params["id"], _query(request, "path"), data, mode)
-    )
 
 
 ROUTES = [
@@ -190,7 +193,8 @@ ROUTES = [
     Route("/v1/sandboxes/{id}", close, methods=["DELETE"]),
     Route("/v1/sandboxes/{id}/exec", execute, methods=["POST"]),
     Route("/v1/sandboxes/{id}/exec", exec_result, methods=["GET"]),
+    Route("/v1/sandboxes/{id}/commands", commands, methods=["GET"]),
     Route("/v1/sandboxes/{id}/renew", renew, methods=["POST"]),
-    Route("/v1/sandboxes/{id}/files", read_file, methods=["GET"]),
-    Route("/v1/sandboxes/{id}/files", write_file, methods=["PUT"]),
+    *PASSED,
+    Route("/v1/sweep", sweep, methods=["POST"]),
 ]

@@ -15,34 +15,34 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+import httpx
+from pydantic import TypeAdapter
 
-from agentrl.core.errors import AgentRLError, NotFound, Ran, SandboxError, SandboxLost, ServiceUnavailable
+from agentrl.core.errors import AgentRLError, NotFound, Ran, SandboxLost, ServiceUnavailable
 from agentrl.core.http import Service
-from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec, SandboxState, SandboxView, Value
+from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec, SandboxState, SandboxView
+from sandbox.handle import PassedCalls, parse
+from sandbox.views import CommandView, Swept
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-V = TypeVar("V", bound=Value)
 RELEASE_S = 5.0
 """How long the end of `acquire` waits for a close; what takes longer goes on in the background."""
 SLACK_S = 15.0
 """Seconds beyond a command's timeout in which its answer must come."""
+RESULT_S = 3600.0
+"""How long to wait for the result of a command that still runs."""
 _views = TypeAdapter(dict[str, tuple[SandboxView, ...]])
+_commands = TypeAdapter(dict[str, tuple[CommandView, ...]])
 
 
-class RemoteSandbox:
+class RemoteSandbox(PassedCalls):
     """A handle to one sandbox; holds nothing but its id."""
 
     def __init__(self, client: SandboxClient, sandbox_id: str) -> None:
+        super().__init__(client, sandbox_id)
         self._client = client
-        self._id = sandbox_id
-        self._path = f"/v1/sandboxes/{sandbox_id}"
-
-    @property
-    def id(self) -> str:
-        return self._id
 
     async def exec(self, request: ExecRequest, *, key: str | None = None) -> ExecResult:
         key = key or uuid.uuid4().hex
@@ -72,16 +72,18 @@ class RemoteSandbox:
 
         return await self._client.patiently(attempt)
 
-    async def read(self, path: str) -> bytes:
-        return await self._client.patiently(
-            lambda: self._client.send("GET", f"{self._path}/files", params={"path": path})
+    async def result(self, key: str) -> ExecResult:
+        """The result of an earlier command by its key; waits while it runs. NotFound when no such command came."""
+        send = self._client.send
+        answer = await self._client.patiently(
+            lambda: send("GET", f"{self._path}/exec", params={"key": key}, timeout_s=RESULT_S)
         )
+        return parse(ExecResult, answer)
 
-    async def write(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        params = {"path": path, "mode": str(mode)}
-        await self._client.patiently(
-            lambda: self._client.send("PUT", f"{self._path}/files", params=params, content=data)
-        )
+    async def commands(self) -> Sequence[CommandView]:
+        """The newest commands that this controller passed on, oldest first."""
+        answer = await self._client.patiently(lambda: self._client.send("GET", f"{self._path}/commands"))
+        return _commands.validate_json(answer)["commands"]
 
     async def renew(self, ttl_s: float) -> None:
         await self._client.patiently(lambda: self._client.send("POST", f"{self._path}/renew", json={"ttl_s": ttl_s}))
@@ -104,7 +106,7 @@ class SandboxClient:
     @asynccontextmanager
     async def acquire(self, spec: SandboxSpec, *, owner: str, key: str) -> AsyncIterator[RemoteSandbox]:
         try:
-            view = await self._create(spec, owner, key)
+            view = await self.create(spec, owner=owner, key=key)
         except BaseException as error:
             # Refused before anything was made: the key stays free for another try.
             if not (isinstance(error, AgentRLError) and error.ran is Ran.NO):
@@ -116,7 +118,8 @@ class SandboxClient:
         finally:
             await self._release(sandbox.close())
 
-    async def _create(self, spec: SandboxSpec, owner: str, key: str) -> SandboxView:
+    async def create(self, spec: SandboxSpec, *, owner: str, key: str) -> SandboxView:
+        """A READY sandbox that nobody closes but its lease: for callers that cannot hold `acquire` open."""
         json = {"owner": owner, "spec": spec.model_dump(mode="json")}
         headers = {"idempotency-key": key}
         answer = await self.patiently(lambda: self.send("POST", "/v1/sandboxes", json=json, headers=headers))
@@ -129,11 +132,22 @@ class SandboxClient:
         return view
 
     async def get(self, sandbox_id: str) -> RemoteSandbox:
-        answer = await self.patiently(lambda: self.send("GET", f"/v1/sandboxes/{sandbox_id}"))
-        view = parse(SandboxView, answer)
+        view = await self.view(sandbox_id)
         if view.state in (SandboxState.CLOSED, SandboxState.FAILED, SandboxState.LOST, SandboxState.CLOSING):
             raise SandboxLost(f"sandbox {sandbox_id} is {view.state}: {view.cause}", ran=Ran.NO)
         return RemoteSandbox(self, view.id)
+
+    async def view(self, sandbox_id: str) -> SandboxView:
+        """What the controller knows of a sandbox, in whatever state it is."""
+        return parse(SandboxView, await self.patiently(lambda: self.send("GET", f"/v1/sandboxes/{sandbox_id}")))
+
+    def handle(self, sandbox_id: str) -> RemoteSandbox:
+        """A handle without a look at the sandbox: also to one that ended."""
+        return RemoteSandbox(self, sandbox_id)
+
+    async def sweep(self) -> Swept:
+        """Have the controller compare its store with its backend now."""
+        return parse(Swept, await self.patiently(lambda: self.send("POST", "/v1/sweep")))
 
     async def list(self, *, owner: str | None = None, live: bool = True) -> Sequence[SandboxView]:
         params = {"live": str(live).lower()} | ({} if owner is None else {"owner": owner})
@@ -160,7 +174,10 @@ class SandboxClient:
         await asyncio.wait({task}, timeout=RELEASE_S)
 
     async def send(self, method: str, path: str, **options: Any) -> bytes:
-        return (await self._service.request(method, path, **options)).content
+        return (await self.fetch(method, path, **options)).content
+
+    async def fetch(self, method: str, path: str, **options: Any) -> httpx.Response:
+        return await self._service.request(method, path, **options)
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt that is safe to repeat while the controller is away."""
@@ -178,10 +195,3 @@ class SandboxClient:
         if self._releases:
             await asyncio.wait(self._releases)
         await self._service.close()
-
-
-def parse(kind: type[V], body: bytes) -> V:
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise SandboxError(f"the controller's answer is no {kind.__name__}: {error}") from error

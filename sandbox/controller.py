@@ -16,26 +16,16 @@ from collections.abc import Coroutine
 
 from agentrl.core.errors import AgentRLError, CapacityError, Conflict, SandboxError
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import SandboxSpec, SandboxState, Value
+from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox import leases
 from sandbox.backends.base import Backend
 from sandbox.records import Records
 from sandbox.relay import Relay
 from sandbox.states import Record
 from sandbox.store import SandboxStore
+from sandbox.views import Swept
 
 log = logging.getLogger(__name__)
-
-
-class Swept(Value):
-    """What one sweep did."""
-
-    expired: int
-    """Closed, since their lease ended."""
-    lost: int
-    """Declared LOST, since the backend does not have them any more."""
-    orphans: int
-    """Destroyed at the backend, since the store does not know them."""
 
 
 class Controller:

@@ -6,8 +6,8 @@ Invariant: a lease does not end under a running command, and what runs extends i
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -19,7 +19,10 @@ from sandbox.backends.base import Backend
 from sandbox.channel import Answer, Channel
 from sandbox.records import Records
 from sandbox.states import Record
+from sandbox.views import CommandView
 
+KEPT_COMMANDS, KEPT_WORDS, KEPT_CHARACTERS = 64, 16, 200
+"""Of each live sandbox, the commands that are remembered for operators, and how much of each."""
 SLACK_S = 10.0
 """Seconds beyond a command's timeout in which sandboxd must answer: TERM, KILL and the drain are inside."""
 
@@ -34,6 +37,7 @@ class Relay:
         self._explain = explain
         """Why a sandbox does not answer; "" when the backend still has it."""
         self._channels: dict[str, Channel] = {}
+        self._commands: dict[str, deque[CommandView]] = {}
         self._idle_deadline: dict[str, float] = {}
         """Of the busy ones: where the lease would end if no command ran."""
 
@@ -41,6 +45,7 @@ class Relay:
         """Run a command; `body` is the request as it came, and goes on to sandboxd as it is."""
         record = await self._records.ready(sandbox_id)
         self._begin(record, request.timeout_s)
+        self._remember(sandbox_id, request, key)
         started = time.monotonic()
         try:
             return await self._ask(sandbox_id, "POST", "/exec", body, key, request.timeout_s + SLACK_S)
@@ -48,18 +53,34 @@ class Relay:
             self._done(sandbox_id)
             self._metrics.observe("sandbox/exec_seconds", time.monotonic() - started)
 
+    async def commands(self, sandbox_id: str) -> Sequence[CommandView]:
+        """The newest commands of a live sandbox, oldest first; those of an earlier controller are not known."""
+        await self._records.get(sandbox_id)
+        return tuple(self._commands.get(sandbox_id, ()))
+
+    def _remember(self, sandbox_id: str, request: ExecRequest, key: str) -> None:
+        known = self._commands.setdefault(sandbox_id, deque(maxlen=KEPT_COMMANDS))
+        if not any(command.key == key for command in known):
+            words = tuple(word[:KEPT_CHARACTERS] for word in request.argv[:KEPT_WORDS])
+            known.append(CommandView(key=key, argv=words, started_at=time.time()))
+
     async def exec_result(self, sandbox_id: str, key: str) -> Answer:
         """The result of an earlier command; waits while it still runs."""
         await self._records.ready(sandbox_id)
         return await self._ask(sandbox_id, "GET", f"/exec?key={quote(key, safe='')}", timeout_s=3600.0)
 
-    async def read(self, sandbox_id: str, path: str) -> Answer:
-        await self._records.ready(sandbox_id)
-        return await self._ask(sandbox_id, "GET", f"/files?path={quote(path, safe='')}")
-
-    async def write(self, sandbox_id: str, path: str, data: bytes, mode: int) -> Answer:
-        await self._records.ready(sandbox_id)
-        return await self._ask(sandbox_id, "PUT", f"/files?path={quote(path, safe='')}&mode={mode}", data)
+    async def forward(
+        self, sandbox_id: str, method: str, target: str, body: bytes, key: str, *, timeout_s: float
+    ) -> Answer:
+        """Any other request, as it is. One with a key starts something, which extends the lease."""
+        record = await self._records.ready(sandbox_id)
+        if not key:
+            return await self._ask(sandbox_id, method, target, body, timeout_s=timeout_s)
+        self._begin(record, 0.0)
+        try:
+            return await self._ask(sandbox_id, method, target, body, key, timeout_s)
+        finally:
+            self._done(sandbox_id)
 
     async def renew(self, sandbox_id: str, ttl_s: float) -> Record:
         """Move the lease's end to `ttl_s` from now; durable on return."""
@@ -74,6 +95,7 @@ class Relay:
 
     def drop(self, sandbox_id: str) -> None:
         """The sandbox ended: close what leads to it."""
+        self._commands.pop(sandbox_id, None)
         channel = self._channels.pop(sandbox_id, None)
         if channel is not None:
             channel.close()

@@ -32,6 +32,9 @@ ENTRIES = {
     "runs": Entry("agentrl.cli.runs", "List, show, plot and check runs; print transcripts."),
     "config": Entry("agentrl.cli.config", "Check a config file, or show the whole tree with its defaults."),
     "env": Entry("agentrl.cli.env", "Make, list, show and play environments."),
+    "sandbox": Entry(
+        "agentrl.cli.sandbox", "Look after sandboxes: list, show, exec, shell, logs, copy, remove, sweep."
+    ),
     "serve": Entry("agentrl.cli.serve", "Run one service alone: gateway, sandbox, reward or engine."),
     "model": Entry("agentrl.cli.model", "Build and warm-start a tiny model."),
 }
