@@ -1,0 +1,1 @@
+"""Sandboxes as pods: their manifests, the shared watch over them, and the backend that drives both."""

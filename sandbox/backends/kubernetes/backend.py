@@ -1,0 +1,305 @@
+"""The Kubernetes backend: one pod a sandbox, reached at its IP. Constructed by `sandbox.api`; called by `controller`.
+
+Invariants: only objects with this controller's labels are touched; what the cluster knows is what is known, so a
+restarted controller, or another replica of it, finds its sandboxes and their tokens there; a pod that ended by
+itself is reported once and removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Coroutine
+from pathlib import PurePosixPath
+from urllib.parse import quote
+
+import orjson
+
+from agentrl.core.config import KubernetesConfig
+from agentrl.core.errors import (
+    AgentRLError,
+    CapacityError,
+    ConfigError,
+    Ran,
+    SandboxError,
+    ServiceUnavailable,
+    Unsupported,
+    from_envelope,
+)
+from agentrl.core.types import SandboxSpec
+from sandbox.backends.base import Ended, Inventory
+from sandbox.backends.kubernetes import manifests, pods
+from sandbox.backends.kubernetes.cluster import Cluster, Object
+from sandbox.backends.kubernetes.watch import PodWatch
+from sandbox.channel import Channel, Stream
+
+log = logging.getLogger(__name__)
+
+NETWORKING = "networking.k8s.io/v1"
+GRACE = {"gracePeriodSeconds": "1"}
+FORCE_AFTER_S = 30.0
+"""Seconds that a node has to confirm a deletion before the pod is removed without it."""
+CONNECT_S = 5.0
+KEPT_CAUSES = 10_000
+
+
+class KubernetesBackend:
+    """Sandboxes as pods of one namespace."""
+
+    def __init__(self, config: KubernetesConfig, *, require_isolation: bool = False) -> None:
+        self._config = config
+        self._require_isolation = require_isolation
+        self.isolation = config.runtime_class or "containers"
+        self._cluster: Cluster | None = None
+        self._watch: PodWatch | None = None
+        self._owner_uid = ""
+        self._runtime: Object = {}
+        self._ended: Ended = lambda sandbox_id, cause: None
+        self._destroying: set[str] = set()
+        self._causes: OrderedDict[str, str] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- start and stop ------------------------------------------------------------------------
+
+    async def start(self, ended: Ended) -> None:
+        self._ended = ended
+        config = self._config
+        cluster = self._cluster = await Cluster.connect(
+            kubeconfig=config.kubeconfig, context=config.context, namespace=config.namespace
+        )
+        try:
+            await self._prepare(cluster)
+            self._watch = PodWatch(cluster, manifests.selector(config.controller), self._changed)
+            await self._watch.start()
+        except BaseException:
+            self._cluster = self._watch = None
+            await cluster.close()
+            raise
+
+    async def _prepare(self, cluster: Cluster) -> None:
+        """The objects that all sandboxes share; those of an earlier start are kept."""
+        controller = self._config.controller
+        try:
+            owner = await self._ensure(cluster, "configmaps", manifests.owner(controller))
+            self._owner_uid = owner["metadata"]["uid"]
+            self._runtime = manifests.runtime(controller, self._owner_uid)
+            await self._ensure(cluster, "configmaps", self._runtime)
+        except SandboxError as error:
+            raise ConfigError(
+                f"namespace {cluster.namespace} cannot be used for sandboxes: {error}. It must exist, and this "
+                "account needs create, get, list, watch, patch and delete on pods and configmaps in it"
+            ) from error
+        policy = manifests.network_policy(controller, self._owner_uid, self._config)
+        try:
+            await self._ensure(cluster, "networkpolicies", policy, group=NETWORKING)
+        except SandboxError as error:
+            if self._require_isolation:
+                raise ConfigError(f"sandbox.require_isolation is set, but the NetworkPolicy: {error}") from error
+            log.warning("SANDBOXES HAVE NO NETWORK POLICY and may reach what pods reach: %s", error)
+
+    async def _ensure(self, cluster: Cluster, what: str, wanted: Object, *, group: str = "") -> Object:
+        """Create an object, or bring the one of that name to what is wanted."""
+        name = wanted["metadata"]["name"]
+        reply = await cluster.call("POST", what, body=wanted, allow=(409,), group=group)
+        if reply.status != 409:
+            return reply.body
+        if wanted.get("immutable"):
+            return (await cluster.call("GET", f"{what}/{name}", group=group)).body
+        return (await cluster.call("PATCH", f"{what}/{name}", body=wanted, group=group)).body
+
+    async def stop(self) -> None:
+        cluster, watch = self._connected()
+        try:
+            await asyncio.gather(*(self.destroy(name) for name in list(watch.pods)))
+            owner = manifests.owner_name(self._config.controller)
+            query = {"propagationPolicy": "Background"}
+            await cluster.call("DELETE", f"configmaps/{owner}", query=query, allow=(404,))
+        finally:
+            await self.detach()
+
+    async def detach(self) -> None:
+        """Let go of the cluster and its sandboxes; their leases run on."""
+        cluster, watch = self._connected()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await watch.stop()
+        await cluster.close()
+        self._cluster = self._watch = None
+
+    def _connected(self) -> tuple[Cluster, PodWatch]:
+        if self._cluster is None or self._watch is None:
+            raise SandboxError("the kubernetes backend is not started", ran=Ran.NO)
+        return self._cluster, self._watch
+
+    # --- sandboxes -----------------------------------------------------------------------------
+
+    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+        if not (spec.image or self._config.image):
+            raise Unsupported("the spec names no image and sandbox.kubernetes.image is not set")
+        cluster, watch = self._connected()
+        manifest = manifests.pod(
+            sandbox_id, spec, config=self._config, owner_uid=self._owner_uid, runtime_map=self._runtime,
+            token=secrets.token_urlsafe(24),
+        )  # fmt: skip
+        reply = await cluster.call("POST", "pods", body=manifest, allow=(409,))
+        if reply.status == 409:
+            raise SandboxError(f"pod {sandbox_id} exists already: take a fresh key", ran=Ran.NO)
+        watch.learned(reply.body)
+        await self._started(sandbox_id)
+        channel = self.channel(sandbox_id)
+        try:
+            await self._serving(sandbox_id, channel)
+            for path, text in spec.files.items():
+                await _put(channel, path, text)
+        finally:
+            channel.close()
+
+    async def destroy(self, sandbox_id: str) -> None:
+        _, watch = self._connected()
+        self._destroying.add(sandbox_id)
+        try:
+            known = watch.pods.get(sandbox_id)
+            graceful = known is None or not pods.node_is_gone(known)
+            if graceful and await self._deleted(sandbox_id, GRACE):
+                return
+            log.warning("pod %s: its node does not confirm the deletion, so it is removed without", sandbox_id)
+            await self._deleted(sandbox_id, {"gracePeriodSeconds": "0"})
+            watch.forget(sandbox_id)
+        finally:
+            self._destroying.discard(sandbox_id)
+
+    async def _deleted(self, sandbox_id: str, query: dict[str, str]) -> bool:
+        """Delete a pod and wait until it is gone; False when its node takes too long."""
+        cluster, watch = self._connected()
+        reply = await cluster.call("DELETE", f"pods/{sandbox_id}", query=query, allow=(404, 409))
+        if reply.status == 404:
+            watch.forget(sandbox_id)
+            return True
+        if reply.body.get("kind") == "Pod":
+            watch.learned(reply.body)
+        try:
+            return await watch.until(sandbox_id, lambda pod: True if pod is None else None, FORCE_AFTER_S)
+        except TimeoutError:
+            return False
+
+    async def inventory(self) -> Inventory:
+        _, watch = self._connected()
+        live = {name for name, pod in watch.pods.items() if name not in self._destroying and pods.ended(pod) is None}
+        return Inventory(live=frozenset(live), ended=dict(self._causes))
+
+    def channel(self, sandbox_id: str) -> Channel:
+        _, watch = self._connected()
+        made = watch.pods.get(sandbox_id)
+
+        async def connect() -> Stream:
+            pod = watch.pods.get(sandbox_id)
+            host = pods.address(pod) if pod is not None else None
+            if host is None:
+                raise ConnectionError("its pod does not run")
+            async with asyncio.timeout(CONNECT_S):
+                return await asyncio.open_connection(host, manifests.PORT)
+
+        return Channel(sandbox_id, connect, token=pods.token(made) if made is not None else "")
+
+    async def pause(self, sandbox_id: str) -> None:
+        raise Unsupported("Kubernetes cannot pause a pod")
+
+    async def resume(self, sandbox_id: str) -> None:
+        raise Unsupported("Kubernetes cannot resume a pod")
+
+    # --- how a pod comes to serve --------------------------------------------------------------
+
+    async def _started(self, sandbox_id: str) -> None:
+        """Wait for the container, and say why it will never run as soon as that is known."""
+        _, watch = self._connected()
+
+        def progress(pod: Object | None) -> str | None:
+            if pod is None:
+                raise SandboxError(f"pod {sandbox_id} was deleted before it ran", ran=Ran.NO)
+            why = pods.ended(pod) or pods.broken(pod)
+            if why is not None:
+                raise SandboxError(f"pod {sandbox_id} did not start: {why}", ran=Ran.NO)
+            if pods.address(pod) is not None:
+                return "started"
+            return "unschedulable" if pods.unschedulable(pod) is not None else None
+
+        try:
+            if await watch.until(sandbox_id, progress, self._config.start_s) == "unschedulable":
+                await self._scheduled(sandbox_id)
+                await watch.until(sandbox_id, lambda pod: progress(pod) == "started" or None, self._config.start_s)
+        except TimeoutError:
+            raise SandboxError(
+                f"pod {sandbox_id} did not start within {self._config.start_s:.0f} s (sandbox.kubernetes.start_s)",
+                ran=Ran.NO,
+            ) from None
+
+    async def _scheduled(self, sandbox_id: str) -> None:
+        """CAPACITY when no node takes the pod for so long that an autoscaler would have brought one."""
+        _, watch = self._connected()
+
+        def taken(pod: Object | None) -> bool | None:
+            return pod is None or pods.unschedulable(pod) is None or None
+
+        try:
+            await watch.until(sandbox_id, taken, self._config.unschedulable_s)
+        except TimeoutError:
+            pod = watch.pods.get(sandbox_id)
+            why = pods.unschedulable(pod) if pod else None
+            raise CapacityError(f"no node takes pod {sandbox_id}: {why}", detail={"retry_after_s": 5.0}) from None
+
+    async def _serving(self, sandbox_id: str, channel: Channel) -> None:
+        """Wait until sandboxd answers; its container runs some milliseconds before."""
+        _, watch = self._connected()
+        deadline = asyncio.get_running_loop().time() + self._config.start_s
+        while True:
+            try:
+                await channel.request("GET", "/health")
+                return
+            except ServiceUnavailable as error:
+                pod = watch.pods.get(sandbox_id)
+                cause = pods.ended(pod) if pod else self._causes.get(sandbox_id, "its pod was deleted")
+                if cause is not None:
+                    why = f"pod {sandbox_id} ended before it served: {cause}; the image needs {self._config.python}"
+                    raise SandboxError(why, ran=Ran.NO) from error
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+            await asyncio.sleep(0.02)
+
+    # --- what happens by itself ----------------------------------------------------------------
+
+    def _changed(self, name: str, pod: Object | None) -> None:
+        """The watch says that a pod is new, other than before, or gone."""
+        if name in self._destroying:
+            return
+        cause = pods.ended(pod) if pod is not None else "its pod was deleted by somebody else"
+        if cause is None or name in self._causes:
+            return
+        self._causes[name] = cause
+        while len(self._causes) > KEPT_CAUSES:
+            self._causes.popitem(last=False)
+        self._ended(name, cause)
+        if pod is not None:
+            self._background(self._remove(name))
+
+    async def _remove(self, name: str) -> None:
+        """Take the remains of a pod that ended by itself out of the cluster."""
+        try:
+            await self.destroy(name)
+        except AgentRLError as error:
+            log.warning("the remains of pod %s stay until the next start: %s", name, error)
+
+    def _background(self, work: Coroutine[None, None, None]) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _put(channel: Channel, path: str, text: str) -> None:
+    """One file of the spec."""
+    where = quote(str(PurePosixPath(path)), safe="")
+    answer = await channel.request("PUT", f"/files?path={where}&mode=420", body=text.encode())
+    if answer.status != 200:
+        raise from_envelope(orjson.loads(answer.body), f"sandboxd refused {path!r} with {answer.status}")

@@ -1,0 +1,114 @@
+"""What a pod's status means for its sandbox, as pure functions. Used by `backend`.
+
+Invariant: a pod has either ended, with a cause, or may still come to serve.
+"""
+
+from __future__ import annotations
+
+from sandbox.backends.kubernetes.cluster import Object
+from sandbox.backends.kubernetes.manifests import TOKEN
+from sandbox.runtime.sandboxd import LEASE_ENDED
+
+BROKEN = frozenset(
+    {
+        "CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull", "ErrImagePull",
+        "ImageInspectError", "ImagePullBackOff", "InvalidImageName", "RunContainerError",
+    }
+)  # fmt: skip
+"""Reasons for which a container waits in vain."""
+NODE_GONE = frozenset({"NodeLost", "DeletionByTaintManager", "TaintManagerEviction"})
+"""Reasons that mean: nobody is left on the node to confirm that the pod ended."""
+
+
+def ended(pod: Object) -> str | None:
+    """Why a pod will not serve any more; None while it may."""
+    status = pod.get("status", {})
+    reason = _reason(pod)
+    if reason in NODE_GONE:
+        return f"its node {node(pod)} is lost ({reason})"
+    if status.get("phase") in ("Failed", "Succeeded"):
+        return _cause(pod, reason)
+    container = _container(pod)
+    if "terminated" in container:
+        return _terminated(container["terminated"])
+    if "deletionTimestamp" in pod["metadata"]:
+        return f"its pod was deleted by somebody else{f' ({reason})' if reason else ''}"
+    if status.get("phase") == "Unknown":
+        return f"its node {node(pod)} is lost"
+    return None
+
+
+def broken(pod: Object) -> str | None:
+    """Why a pod's container cannot start; None when nothing speaks against it."""
+    waiting = _container(pod).get("waiting", {})
+    if waiting.get("reason") in BROKEN:
+        return f"{waiting['reason']}: {waiting.get('message', 'no further reason given')}"
+    return None
+
+
+def unschedulable(pod: Object) -> str | None:
+    """Why no node takes the pod."""
+    for condition in pod.get("status", {}).get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message", condition.get("reason", "")))
+    return None
+
+
+def address(pod: Object) -> str | None:
+    """The IP at which its sandboxd serves or soon will; None while its container has not started."""
+    ip = pod.get("status", {}).get("podIP")
+    return ip if ip and "running" in _container(pod) else None
+
+
+def token(pod: Object) -> str:
+    """The bearer token of its sandboxd, which its manifest keeps: so the next controller finds it again."""
+    environment = pod["spec"]["containers"][0].get("env", ())
+    return next((entry["value"] for entry in environment if entry["name"] == TOKEN), "")
+
+
+def node(pod: Object) -> str:
+    return pod["spec"].get("nodeName") or "(none yet)"
+
+
+def node_is_gone(pod: Object) -> bool:
+    return _reason(pod) in NODE_GONE
+
+
+def _container(pod: Object) -> Object:
+    """State of the sandbox's container, the first of the pod."""
+    first = pod["spec"]["containers"][0]["name"]
+    for status in pod.get("status", {}).get("containerStatuses", ()):
+        if status["name"] == first:
+            return dict(status.get("state", {}))
+    return {}
+
+
+def _reason(pod: Object) -> str:
+    """The pod's own reason, or else, since 1.26, that of its disruption."""
+    status = pod.get("status", {})
+    if status.get("reason"):
+        return str(status["reason"])
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
+            return str(condition.get("reason", ""))
+    return ""
+
+
+def _cause(pod: Object, reason: str) -> str:
+    message = pod["status"].get("message", "")
+    if reason == "Evicted":
+        return f"its pod was evicted from {node(pod)}: {message}"
+    if reason == "DeadlineExceeded":
+        return "its pod reached sandbox.kubernetes.max_age_s"
+    if reason:
+        return f"its pod ended: {reason}: {message}"
+    container = _container(pod)
+    return _terminated(container["terminated"]) if "terminated" in container else f"its pod ended: {message}"
+
+
+def _terminated(state: Object) -> str:
+    if state.get("reason") == "OOMKilled":
+        return "its pod ran out of memory (OOMKilled)"
+    if state.get("exitCode") == LEASE_ENDED:
+        return "the lease ended"
+    return f"its container ended with {state.get('exitCode')} ({state.get('reason', 'no reason')})"

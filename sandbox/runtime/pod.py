@@ -1,0 +1,38 @@
+"""sandboxd as a pod's first process: `... CONFIG_JSON PIDS`, the token in SANDBOXD_TOKEN.
+
+Started by the Kubernetes backend's pods. Invariant: no task may trace the runtime, read its token or use up the
+processes of other pods, although all that it starts runs under its own uid.
+Standard library only, Python 3.7+.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import sys
+from typing import NoReturn
+
+from sandbox.runtime.sandboxd import Config, Daemon, listen
+
+PR_SET_DUMPABLE = 4
+
+
+def main() -> NoReturn:
+    config, pids = json.loads(sys.argv[1]), int(sys.argv[2])
+    if pids:
+        resource.setrlimit(resource.RLIMIT_NPROC, (pids, pids))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    token = os.environ.pop("SANDBOXD_TOKEN")
+    env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": config["workdir"], **config["env"]}
+    os.makedirs(config["workdir"], exist_ok=True)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    daemon = Daemon(Config(config["workdir"], config["ttl_s"], env, token=token), listen(config))
+    # An init is deaf to signals from inside that it left at their defaults; Python had not.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Only now: the daemon opened what belongs to root once we cannot be traced.
+    if ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        sys.exit("sandboxd: the kernel refuses PR_SET_DUMPABLE, so tasks could read the token")
+    daemon.serve()
