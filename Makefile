@@ -13,7 +13,7 @@ $(READY): pyproject.toml constraints.txt
 	@echo "==> installing into $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,postgres,docker]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,postgres,docker,kubernetes]'
 	@touch $(READY)
 
 install: $(READY) ## the virtual environment with agentrl in it
