@@ -8,13 +8,14 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
-from agentrl.core.config import SandboxConfig
+from agentrl.core.config import DockerConfig, SandboxConfig
 from agentrl.core.http import free_port, serving
 from agentrl.core.types import ExecRequest
 from sandbox.api import create_sandbox_app
@@ -39,10 +40,31 @@ def sh(script: str, *, timeout_s: float = 20.0, stdin: bytes = b"", cap_bytes: i
     return ExecRequest(argv=("sh", "-c", script), timeout_s=timeout_s, stdin=stdin, cap_bytes=cap_bytes)
 
 
-@asynccontextmanager
-async def local_service(folder: Path, *, capacity: int = 512, sweep_s: float = 0.2) -> AsyncIterator[SandboxClient]:
+DOCKER = "AGENTRL_TEST_DOCKER"
+
+
+def sandbox_config(backend: str, **settings: Any) -> SandboxConfig:
+    """For a controller on that backend. Skips the test where the environment has no such backend."""
+    if backend == "docker":
+        if DOCKER not in os.environ:
+            pytest.skip(
+                f"set {DOCKER} to an image with sh and python3 of a running Docker Engine to run this test on it"
+            )
+        settings["docker"] = DockerConfig(image=os.environ[DOCKER], pull="never")
+    return SandboxConfig.model_validate({"backend": backend, **settings})
+
+
+def local_service(
+    folder: Path, *, capacity: int = 512, sweep_s: float = 0.2
+) -> AbstractAsyncContextManager[SandboxClient]:
     """The controller with the local backend over real HTTP, and its client."""
-    app = create_sandbox_app(SandboxConfig(capacity=capacity), folder=folder, token=TOKEN, sweep_s=sweep_s)
+    return service(folder, SandboxConfig(capacity=capacity), sweep_s=sweep_s)
+
+
+@asynccontextmanager
+async def service(folder: Path, config: SandboxConfig, *, sweep_s: float = 0.2) -> AsyncIterator[SandboxClient]:
+    """A controller over real HTTP, and its client."""
+    app = create_sandbox_app(config, folder=folder, token=TOKEN, sweep_s=sweep_s)
     async with serving(app) as url:
         client = SandboxClient(url, token=TOKEN)
         try:

@@ -23,7 +23,7 @@ from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, ServiceUn
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
 from sandbox.backends.docker.container import CONTROLLER, SANDBOX, cause_of, creation, image_of, state_cause
-from sandbox.backends.docker.engine import Engine, InUse, NotThere
+from sandbox.backends.docker.engine import Engine, is_absent, is_busy
 from sandbox.backends.docker.handoff import Handoff
 from sandbox.channel import Channel, Stream
 
@@ -158,7 +158,9 @@ class DockerBackend:
         name = f"agentrl-{sandbox_id}"
         try:
             made = await self.engine.call("create_container_from_config", body, name)
-        except NotThere:
+        except SandboxError as error:
+            if not is_absent(error):
+                raise
             await self._pull(body["Image"])
             made = await self.engine.call("create_container_from_config", body, name)
         container: str = made["Id"]
@@ -212,15 +214,14 @@ class DockerBackend:
         while True:
             try:
                 await self.engine.call("remove_container", container, force=True, v=True)
-            except NotThere:
                 return
-            except InUse:
-                # Another removal of it is in progress.
-                if time.monotonic() > deadline:
+            except SandboxError as error:
+                if is_absent(error):
+                    return
+                # Busy: another removal of it is in progress.
+                if not is_busy(error) or time.monotonic() > deadline:
                     raise
                 await asyncio.sleep(0.05)
-            else:
-                return
 
     def _forget_files(self, sandbox_id: str) -> None:
         for path in (self.folder / f"{sandbox_id}.sock", self.folder / f"{sandbox_id}.handoff"):
@@ -243,7 +244,7 @@ class DockerBackend:
     async def _prefetch(self, image: str) -> None:
         try:
             await self.engine.call("inspect_image", image)
-        except NotThere:
+        except SandboxError:
             try:
                 await self._pull(image)
             except SandboxError as error:
@@ -305,8 +306,10 @@ class DockerBackend:
             return
         try:
             state = (await self.engine.call("inspect_container", container))["State"]
-        except NotThere:
-            return
+        except SandboxError as error:
+            if is_absent(error):
+                return
+            raise
         started = state["Status"] in ENDED
         self._gone(sandbox_id, state_cause(state) if started else "the controller ended while creating it")
         await self._cleared(sandbox_id, container)

@@ -27,12 +27,14 @@ RECONNECT_S = 0.5
 Seen = Callable[[Mapping[str, Any]], None]
 
 
-class NotThere(SandboxError):
-    """The engine has no such object."""
+def is_absent(error: SandboxError) -> bool:
+    """Whether the engine said that it has no such object."""
+    return error.detail.get("docker_status") == 404
 
 
-class InUse(SandboxError):
-    """The engine refuses for the state that the object is in."""
+def is_busy(error: SandboxError) -> bool:
+    """Whether the engine refused for the state that the object is in."""
+    return error.detail.get("docker_status") == 409
 
 
 class Engine:
@@ -57,18 +59,20 @@ class Engine:
         self._watching: threading.Thread | None = None
 
     async def call(self, method: str, *args: Any, ran: Ran = Ran.MAYBE, **kwargs: Any) -> Any:
-        """One method of `docker.APIClient`. NotThere, InUse, or another SandboxError."""
+        """One method of `docker.APIClient`; `ran` is what a failure says when the engine may have acted."""
         work = functools.partial(self._call, method, args, kwargs, ran)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], ran: Ran) -> Any:
         try:
             return getattr(self._client, method)(*args, **kwargs)
-        except self._errors.NotFound as error:
-            raise NotThere(f"Docker, {method}: {error.explanation}", ran=Ran.NO) from error
         except self._errors.APIError as error:
-            kind = InUse if error.status_code == 409 else SandboxError
-            raise kind(f"Docker, {method}: {error.explanation}", ran=ran) from error
+            status = error.status_code
+            raise SandboxError(
+                f"Docker, {method}: {error.explanation}",
+                ran=Ran.NO if status in (404, 409) else ran,
+                detail={"docker_status": status},
+            ) from error
         except (self._errors.DockerException, OSError) as error:
             raise SandboxError(
                 f"the Docker Engine at {self.host} does not answer to {method}: {error}", ran=ran, retryable=True
