@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Coroutine
 
-from agentrl.core.errors import AgentRLError, CapacityError, Conflict, SandboxError
+from agentrl.core.errors import AgentRLError, CapacityError, Conflict
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox import leases
@@ -23,7 +23,7 @@ from sandbox.records import Records
 from sandbox.relay import Relay
 from sandbox.states import Record
 from sandbox.store import SandboxStore
-from sandbox.views import Swept
+from sandbox.views import EventPage, Swept
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,8 @@ class Controller:
             await saving
         except Exception as error:
             await asyncio.wait({saving})
-            with contextlib.suppress(SandboxError):
+            # What cannot be destroyed now, the sweep destroys.
+            with contextlib.suppress(AgentRLError):
                 await self.backend.destroy(record.id)
             current = self.records.live.get(record.id)
             if current is not None:
@@ -142,8 +143,9 @@ class Controller:
             raise
         current = self.records.live.get(record.id)
         if current is not None and current.state is SandboxState.CREATING:
-            # Not awaited: a restart that finds CREATING and a live sandbox makes it READY itself.
-            self.records.step(current, SandboxState.READY)
+            # Not awaited: a restart that finds CREATING and a live sandbox makes it READY itself. The lease counts
+            # from here, since some backends take longer than a short one.
+            self.records.step(leases.extended(current, now=time.time()), SandboxState.READY)
         self._metrics.observe("sandbox/create_seconds", time.monotonic() - started)
 
     # --- close ---------------------------------------------------------------------------------
@@ -198,6 +200,10 @@ class Controller:
             self._ended(sandbox_id, inventory.ended.get(sandbox_id, "the backend does not know it any more"))
         return (await self.records.get(sandbox_id)).cause
 
+    async def events(self, after: int, *, wait_s: float = 0.0) -> EventPage:
+        """The changes of state after a cursor."""
+        return await self._store.feed.page(after, wait_s=wait_s)
+
     async def sweep(self) -> Swept:
         """Close what expired, declare lost what is gone, destroy what nobody owns, forget what ended long ago."""
         placed = await self.backend.inventory()
@@ -211,6 +217,7 @@ class Controller:
             await self.backend.destroy(orphan)
         expired = [i for i in found.expired if i not in self.relay.busy]
         await asyncio.gather(*(self.close(i, "the lease ended") for i in expired))
+        self.records.measure()
         await self.records.purge()
         return Swept(expired=len(expired), lost=len(found.lost), orphans=len(orphans))
 
