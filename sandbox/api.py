@@ -36,6 +36,8 @@ from sandbox.store import SandboxStore
 
 V = TypeVar("V", bound=Value)
 
+LONGEST_WAIT_S = 30.0
+"""How long `GET /v1/events` waits at most."""
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -175,6 +177,15 @@ async def commands(request: Request) -> Response:
     return Response(f'{{"commands":[{views}]}}', media_type="application/json")
 
 
+async def events(request: Request) -> Response:
+    try:
+        after, wait_s = int(request.query_params.get("after", "0")), float(request.query_params.get("wait", "0"))
+    except ValueError as error:
+        raise RequestError(f"{request.method} {request.url.path}: {error}") from None
+    page = await _controller(request).events(after, wait_s=min(wait_s, LONGEST_WAIT_S))
+    return Response(page.model_dump_json(), media_type="application/json")
+
+
 async def sweep(request: Request) -> Response:
     swept = await _controller(request).sweep()
     return Response(swept.model_dump_json(), media_type="application/json")
@@ -196,5 +207,6 @@ ROUTES = [
     Route("/v1/sandboxes/{id}/commands", commands, methods=["GET"]),
     Route("/v1/sandboxes/{id}/renew", renew, methods=["POST"]),
     *PASSED,
+    Route("/v1/events", events, methods=["GET"]),
     Route("/v1/sweep", sweep, methods=["POST"]),
 ]

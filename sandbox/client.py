@@ -22,7 +22,7 @@ from agentrl.core.errors import AgentRLError, NotFound, Ran, SandboxLost, Servic
 from agentrl.core.http import Service
 from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec, SandboxState, SandboxView
 from sandbox.handle import PassedCalls, parse
-from sandbox.views import CommandView, Swept
+from sandbox.views import CommandView, EventPage, Swept
 
 log = logging.getLogger(__name__)
 
@@ -144,6 +144,12 @@ class SandboxClient:
     def handle(self, sandbox_id: str) -> RemoteSandbox:
         """A handle without a look at the sandbox: also to one that ended."""
         return RemoteSandbox(self, sandbox_id)
+
+    async def events(self, after: int = 0, *, wait_s: float = 0.0) -> EventPage:
+        """Changes of state after a cursor; `wait_s` waits for the next one. Ask again from `cursor`."""
+        params = {"after": str(after), "wait": str(wait_s)}
+        answer = await self.patiently(lambda: self.send("GET", "/v1/events", params=params, timeout_s=wait_s + SLACK_S))
+        return parse(EventPage, answer)
 
     async def sweep(self) -> Swept:
         """Have the controller compare its store with its backend now."""

@@ -11,13 +11,13 @@ import asyncio
 import logging
 import time
 import uuid
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Sequence
 
 from agentrl.core.errors import Conflict, NotFound, Ran, SandboxLost
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import SandboxSpec, SandboxState
-from sandbox.states import Record, advance
+from sandbox.states import TERMINAL, Record, advance
 from sandbox.store import SandboxStore
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,7 @@ class Records:
         """Records that changed since they were last written."""
 
     async def load(self) -> None:
+        await self._store.feed.load()
         self.keys = await self._store.keys()
         self.live = {record.id: record for record in await self._store.live()}
 
@@ -54,6 +55,7 @@ class Records:
         self.keys[owner, key] = record.id
         if record.live:
             self.live[record.id] = record
+        self._store.feed.note(record)
         return record
 
     async def save(self, record: Record) -> None:
@@ -69,6 +71,7 @@ class Records:
         """The record in its next state, in memory; Conflict when that is not a step of the machine."""
         stepped = advance(record, state, now=time.time(), cause=cause)
         self.put(stepped)
+        self._store.feed.note(stepped)
         self.count()
         return stepped
 
@@ -77,6 +80,7 @@ class Records:
         ended = advance(record, state, now=time.time(), cause=cause)
         self.live.pop(record.id, None)
         self._dirty.discard(record.id)
+        self._store.feed.note(ended)
         self._ended(record.id)
         self._metrics.inc("sandbox/ended_total", state=state.value)
         self.count()
@@ -87,6 +91,15 @@ class Records:
 
     def count(self) -> None:
         self._metrics.set("sandbox/live_sandboxes", len(self.live))
+
+    def measure(self) -> None:
+        """Counts and ages, for /metrics."""
+        counts = Counter(record.state for record in self.live.values())
+        for state in SandboxState:
+            if state not in TERMINAL:
+                self._metrics.set("sandbox/state_sandboxes", counts[state], state=state.value)
+        oldest = min((record.created_at for record in self.live.values()), default=time.time())
+        self._metrics.set("sandbox/oldest_seconds", time.time() - oldest)
 
     async def get(self, sandbox_id: str) -> Record:
         record = self.live.get(sandbox_id) or self._ended_lately.get(sandbox_id) or await self._store.get(sandbox_id)

@@ -2,22 +2,31 @@
 
 Invariants: an update applies only to the revision that we wrote or read last (compare-and-set); `save` returns
 when its record is durable. Saves that come while one is being written share the next transaction, and of one
-sandbox only the newest record is written.
+sandbox only the newest record is written. A store that is away is asked again until it is back: nothing is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrl.core.db import Database
-from agentrl.core.errors import Conflict
+from agentrl.core.errors import Conflict, ServiceUnavailable
 from agentrl.core.types import SandboxSpec, SandboxState
+from sandbox import feed
+from sandbox.feed import Feed
 from sandbox.states import Record
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S, PAUSE_S = 30.0, 0.5
+"""How long a save waits for a store that is away, and how often it is asked."""
 
 sandboxes = sa.table(
     "sandboxes",
@@ -34,36 +43,47 @@ UPDATE = (
 
 class SandboxStore:
     def __init__(self, database: Database) -> None:
+        self.feed = Feed(database)
         self._database = database
         self._revisions: dict[str, int] = {}
         """Last durable revision of each live record."""
         self._pending: dict[str, Record] = {}
         self._waiting: list[asyncio.Future[None]] = []
         self._flusher: asyncio.Task[None] | None = None
+        self._closing = False
 
     async def save(self, record: Record) -> None:
-        """Durable on return. Conflict when another controller changed the row or took the key."""
+        """Durable on return. Conflict when another controller changed the row or took the key.
+
+        ServiceUnavailable when the store is away for long; the record is written all the same once it is back.
+        """
         done = asyncio.get_running_loop().create_future()
         self._pending[record.id] = record
         self._waiting.append(done)
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush(), name="sandbox-store")
-        await done
+        try:
+            await asyncio.wait_for(done, PATIENCE_S)
+        except TimeoutError:
+            raise ServiceUnavailable(f"the store has not answered for {PATIENCE_S:.0f} s") from None
 
     async def _flush(self) -> None:
         while self._pending:
-            records, self._pending = list(self._pending.values()), {}
+            records, self._pending = self._pending, {}
             waiting, self._waiting = self._waiting, []
             try:
-                await self._write(records)
+                await self._write(list(records.values()))
+            except ServiceUnavailable as error:
+                if self._closing:
+                    _settle(waiting, error)
+                    break
+                log.warning("%d sandbox records wait for the store: %s", len(records), error)
+                self._pending, self._waiting = records | self._pending, waiting + self._waiting
+                await asyncio.sleep(PAUSE_S)
             except Exception as error:
-                for done in waiting:
-                    if not done.done():
-                        done.set_exception(error)
+                _settle(waiting, error)
             else:
-                for done in waiting:
-                    if not done.done():
-                        done.set_result(None)
+                _settle(waiting, None)
         self._flusher = None
 
     async def _write(self, records: Sequence[Record]) -> None:
@@ -75,7 +95,10 @@ class SandboxStore:
             if r.id in known
         ]
 
+        events = self.feed.waiting
+
         async def work(connection: AsyncConnection) -> None:
+            await feed.write(connection, events)
             if inserts:
                 await connection.execute(INSERT, inserts)
             if updates:
@@ -86,10 +109,9 @@ class SandboxStore:
                         "controller: nothing was written; run one controller on a store"
                     )
 
-        try:
+        async with _reachable():
             await self._database.write(work)
-        except sa.exc.IntegrityError as error:
-            raise Conflict(f"another controller took an idempotency key: {error.orig}") from error
+        self.feed.wrote(events)
         for record in records:
             if record.live:
                 known[record.id] = known.get(record.id, 0) + 1
@@ -125,18 +147,42 @@ class SandboxStore:
             rows = (await connection.execute(sa.select(sandboxes.c.owner, sandboxes.c.key).where(gone))).all()
             if rows:
                 await connection.execute(sandboxes.delete().where(gone))
+            await feed.purge(connection, before)
             return [(owner, key) for owner, key in rows]
 
-        return await self._database.write(work)
+        async with _reachable():
+            return await self._database.write(work)
 
     async def _select(self, where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
-        async with self._database.read() as connection:
+        async with _reachable(), self._database.read() as connection:
             return (await connection.execute(sa.select(sandboxes).where(where))).mappings().all()
 
     async def close(self) -> None:
+        self._closing = True
         if self._flusher is not None:
             await self._flusher
         await self._database.close()
+
+
+@asynccontextmanager
+async def _reachable() -> AsyncIterator[None]:
+    """Say in our errors what the database's driver says in its own."""
+    try:
+        yield
+    except sa.exc.IntegrityError as error:
+        raise Conflict(f"another controller took an idempotency key or an event's number: {error.orig}") from error
+    except (sa.exc.DBAPIError, sa.exc.TimeoutError, OSError) as error:
+        raise ServiceUnavailable(f"the store does not answer: {error}") from error
+
+
+def _settle(waiting: Sequence[asyncio.Future[None]], error: Exception | None) -> None:
+    for done in waiting:
+        if done.done():
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
 
 
 async def _update(connection: AsyncConnection, updates: Sequence[dict[str, Any]]) -> int:

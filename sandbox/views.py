@@ -5,7 +5,7 @@ Invariant: frozen values that travel as JSON; they hold no secrets but what comm
 
 from __future__ import annotations
 
-from agentrl.core.types import Value
+from agentrl.core.types import SandboxState, Value
 
 
 class CommandView(Value):
@@ -27,3 +27,24 @@ class Swept(Value):
     """Declared LOST, since the backend does not have them any more."""
     orphans: int
     """Destroyed at the backend, since the store does not know them."""
+
+
+class SandboxEvent(Value):
+    """A sandbox came into a state."""
+
+    seq: int
+    """Place in the feed: 1, 2, 3, ..."""
+    at: float
+    """Unix seconds."""
+    sandbox: str
+    owner: str
+    state: SandboxState
+    cause: str = ""
+
+
+class EventPage(Value):
+    events: tuple[SandboxEvent, ...]
+    cursor: int
+    """What to ask after next."""
+    missed: int
+    """Events after the cursor asked for that are no longer kept."""

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from agentrl.cli.arguments import find_run
 from agentrl.cli.sandbox_shell import Shell
-from agentrl.cli.sandbox_tables import describe, owners_table, sandbox_table
+from agentrl.cli.sandbox_tables import describe, event_line, owners_table, sandbox_table
 from agentrl.core.errors import ConfigError, NotFound
 from agentrl.core.types import ExecRequest, ExecResult
 from agentrl.launch.endpoints import TOKEN_VARIABLE, Endpoints
@@ -28,6 +28,8 @@ from sandbox.client import RemoteSandbox, SandboxClient
 URL_VARIABLE = "AGENTRL_SANDBOX_URL"
 TIMED_OUT, SIGNALED = 124, 128
 """Exit codes as shells give them."""
+FOLLOW_S = 20.0
+"""How long one look at the events waits."""
 
 app = typer.Typer()
 T = TypeVar("T")
@@ -241,6 +243,33 @@ def gc(context: typer.Context) -> None:
     """Sweep now: close what expired, declare lost what is gone, destroy what no store knows."""
     swept = _call(context, lambda client: client.sweep())
     typer.echo(f"{swept.expired} expired, {swept.lost} lost, {swept.orphans} orphans")
+
+
+@app.command()
+def events(
+    context: typer.Context,
+    after: Annotated[int, typer.Option(min=0, help="Only events numbered above this.")] = 0,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for more until Ctrl-C.")] = False,
+    owner: Owner = None,
+    sandbox: Annotated[str, typer.Option(help="Only those of this sandbox.")] = "",
+) -> None:
+    """Changes of state, oldest first, of the last hour."""
+
+    async def work(client: SandboxClient) -> None:
+        cursor, console = after, Console()
+        while True:
+            page = await client.events(cursor, wait_s=FOLLOW_S if follow else 0.0)
+            for event in page.events:
+                if owner in (None, event.owner) and sandbox in ("", event.sandbox):
+                    console.print(event_line(event))
+            cursor = page.cursor
+            if not page.events and not follow:
+                return
+
+    try:
+        _call(context, work)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
 
 
 @app.command()

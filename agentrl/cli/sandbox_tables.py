@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from agentrl.core.types import SandboxState, SandboxView
-from sandbox.views import CommandView
+from sandbox.views import CommandView, SandboxEvent
 
 ENDED = frozenset({SandboxState.CLOSED, SandboxState.FAILED, SandboxState.LOST})
 COLOURS = {
@@ -101,3 +101,10 @@ def describe(console: Console, view: SandboxView, commands: Sequence[CommandView
     for command in commands:
         when = span(now - command.started_at)
         console.print(f"[dim]{when:>5} ago  {escape(command.key)}[/]  {escape(' '.join(command.argv))}")
+
+
+def event_line(event: SandboxEvent) -> str:
+    colour = COLOURS.get(event.state, "dim")
+    when = f"{datetime.fromtimestamp(event.at, UTC):%H:%M:%S}"
+    words = f"{event.seq:>6} {when} {escape(event.sandbox)} [{colour}]{event.state:<8}[/] {escape(event.owner)}"
+    return f"{words}  {escape(event.cause)}".rstrip()

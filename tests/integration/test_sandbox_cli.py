@@ -145,6 +145,9 @@ def test_rm_closes_and_gc_sweeps(sandbox: str, url: str, capfd: Captured) -> Non
     assert agentrl("rm", "sb-unknown") == 1
     assert agentrl("gc") == 0
     assert "0 expired, 0 lost, 0 orphans" in capfd.readouterr().out
+    assert agentrl("events", "--sandbox", sandbox) == 0
+    shown = capfd.readouterr().out
+    assert [line.split()[3] for line in shown.splitlines()] == ["CREATING", "READY", "CLOSING", "CLOSED"]
     assert agentrl("ls", "--all") == 0
     assert "CLOSED" in next(line for line in capfd.readouterr().out.splitlines() if sandbox in line)
 
