@@ -67,7 +67,8 @@ class Command:
         self.started = time.monotonic()
         self.started_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.deadline = self.started + float(request.get("timeout_s", 30.0))
-        self.timed_out = self.killed = False
+        self.timed_out = False
+        self._ooms_before = daemon.oom_kills()
         self.status: int | None = None
         self.answer = b""
         self.waiters: list[Connection] = []
@@ -182,7 +183,7 @@ class Command:
         signaled, code = os.WIFSIGNALED(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         word = "TIMEOUT" if self.timed_out else "SIGNALED" if signaled else "EXITED"
         if not self.timed_out and (code == 137 or (signaled and os.WTERMSIG(status) == signal.SIGKILL)):
-            word = "OOM" if self.daemon.oom_happened() else word
+            word = "OOM" if self.daemon.oom_kills() > self._ooms_before else word
         number = os.WTERMSIG(status) if signaled else int(signal.SIGKILL) if word == "OOM" else None
         return word, code if word == "EXITED" else None, number
 

@@ -72,13 +72,17 @@ def marker_of(pid: int) -> str | None:
 
 
 def kill_all(victims: Callable[[], set[int]], rounds: int = 64) -> None:
-    """KILL until nobody is left. Several rounds, since a process may fork between the look and the kill."""
+    """STOP until nobody new appears, then KILL: one that is stopped keeps its place under the process limit, so what
+    forks faster than we look comes to its end there. Again until nobody is left."""
+    stopped: set[int] = set()
     for _ in range(rounds):
         alive = victims()
         if not alive:
             return
-        for pid in alive:
-            send(pid, signal.SIGKILL)
+        fresh = alive - stopped
+        for pid in fresh or alive:
+            send(pid, signal.SIGSTOP if fresh else signal.SIGKILL)
+        stopped = stopped | fresh if fresh else set()
 
 
 def send(pid: int, number: int) -> bool:
@@ -151,13 +155,22 @@ def find(program: str, path: str, cwd: str) -> str:
     raise FileNotFoundError(2, f"{program}: not found in PATH {path}")
 
 
-def oom_kills() -> int:
-    """How often the kernel killed for memory inside our cgroup; 0 where that is not visible."""
+def oom_counter() -> int:
+    """A descriptor of the file that counts the kernel's kills for memory in our cgroup; -1 where none is visible."""
     for path in OOM_FILES:
         try:
-            with open(path) as file:
-                counts = dict(line.split()[:2] for line in file if " " in line)
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             continue
-        return int(counts.get("oom_kill", 0))
+    return -1
+
+
+def oom_kills(counter: int) -> int:
+    """How often that was so far."""
+    if counter < 0:
+        return 0
+    for line in os.pread(counter, 4096, 0).splitlines():
+        name, _, count = line.partition(b" ")
+        if name == b"oom_kill":
+            return int(count)
     return 0

@@ -30,6 +30,7 @@ from sandbox.runtime.processes import (
     descendants,
     kill_all,
     marker_of,
+    oom_counter,
     oom_kills,
     processes,
     set_subreaper,
@@ -58,6 +59,7 @@ class Config:
         home: str = "",
         scratch: str = "",
         token: str = "",
+        oom_counter: int = -1,
     ) -> None:
         self.workdir = workdir
         self.ttl_s = ttl_s
@@ -68,6 +70,8 @@ class Config:
         """Where /tmp really is, then; empty when everything is where it seems."""
         self.token = token
         """Bearer token of the TCP server."""
+        self.oom_counter = oom_counter
+        """Descriptor of the cgroup's file that counts kills for memory; -1: look for it inside."""
 
 
 class Daemon:
@@ -82,7 +86,7 @@ class Daemon:
         """Bytes of the answers in `_by_key`."""
         self._selector = selectors.DefaultSelector()
         self._listener = listener
-        self._ooms = oom_kills()
+        self._oom_counter = config.oom_counter if config.oom_counter >= 0 else oom_counter()
         self.files = Files(config)
         self.background = Background(self)
         self._oom_score = self._open_oom_score()
@@ -291,9 +295,9 @@ class Daemon:
 
         kill_all(victims)
 
-    def oom_happened(self) -> bool:
-        before, self._ooms = self._ooms, oom_kills()
-        return self._ooms > before
+    def oom_kills(self) -> int:
+        """How often the kernel killed for memory here so far."""
+        return oom_kills(self._oom_counter)
 
     def _open_oom_score(self) -> int:
         try:

@@ -53,6 +53,12 @@ class LocalBackend:
         self._placed = set(hello["live"])
         why = hello["why_not"]
         self.isolation = "none" if why else "namespaces"
+        if hello["why_no_cgroups"]:
+            log.warning(
+                "sandboxes have no cgroups (%s): memory is limited for each process only, CPU not at all, and a kill "
+                "for lack of memory is reported as SIGNALED",
+                hello["why_no_cgroups"],
+            )
         if why and self._require_isolation:
             await self.stop()
             raise ConfigError(

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from sandbox.backends.local import isolation
+from sandbox.backends.local import cgroups, isolation
 from sandbox.backends.local import kernel as k
 from sandbox.runtime.processes import descendants, kill_all, processes, set_subreaper
 from sandbox.runtime.sandboxd import LEASE_ENDED, Config, Daemon
@@ -29,6 +29,8 @@ from sandbox.runtime.sandboxd import LEASE_ENDED, Config, Daemon
 SOCKET, LOCK = "forkserver.sock", "forkserver.lock"
 UIDS = 50_000
 KEPT_CAUSES = 10_000
+RETRY_S = 0.05
+"""How soon to try again to remove a cgroup that still held a process."""
 
 
 class Child:
@@ -83,6 +85,7 @@ class ForkServer:
         self._last_contact = time.monotonic()
         self._next_uid = 0
         self._many_uids = isolation.has_many_uids()
+        self._cgroups, self.why_no_cgroups = cgroups.claim(folder)
         self._selector = selectors.DefaultSelector()
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._listener = bind(SOCKET)
@@ -106,7 +109,11 @@ class ForkServer:
             idle = not self._peers and not self._children
             if idle and time.monotonic() - self._last_contact > self.idle_s:
                 self.shutdown()
-            for key, _ in self._selector.select(self.idle_s if not idle else min(1.0, self.idle_s)):
+            wait_s = self.idle_s if not idle else min(1.0, self.idle_s)
+            if self._cgroups is not None and self._cgroups.leftover:
+                self._cgroups.retry()
+                wait_s = min(wait_s, RETRY_S)
+            for key, _ in self._selector.select(wait_s):
                 if key.fd in self._selector.get_map():
                     key.data()
 
@@ -114,6 +121,13 @@ class ForkServer:
         """End, and with us every sandbox."""
         me = os.getpid()
         kill_all(lambda: descendants({me}, self._visible()) - {me})
+        if self._cgroups is not None:
+            # These must be gone before we are, since nobody is left then to remove their cgroups.
+            for child in self._children.values():
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(child.pid, signal.SIGKILL)
+                    os.waitpid(child.pid, 0)
+            self._cgroups.close()
         for name in list(self._children):
             self._remove_traces(name)
         os.unlink(SOCKET)
@@ -143,7 +157,10 @@ class ForkServer:
             case "destroy":
                 self.destroy(name, lambda: peer.send({"seq": seq}))
             case "list":
-                peer.send({"seq": seq, "live": list(self._children), "ended": self._ended, "why_not": self.why_not})
+                peer.send({
+                    "seq": seq, "live": list(self._children), "ended": self._ended,
+                    "why_not": self.why_not, "why_no_cgroups": self.why_no_cgroups,
+                })  # fmt: skip
             case "shutdown":
                 peer.send({"seq": seq})
                 self.shutdown()
@@ -214,11 +231,12 @@ class ForkServer:
             os._exit(70)
 
     def _isolated(self, name: str, spec: Mapping[str, Any], uid: int, listener: socket.socket) -> Daemon:
-        owner = uid if self._many_uids else 0
+        owner, limits = uid if self._many_uids else 0, spec["limits"]
+        counter, memory_mb = self._limit(name, limits)
         isolation.enter(f"{self.folder}/root", f"{self.folder}/mnt", name, owner, spec)
-        daemon = Daemon(Config(spec["workdir"], spec["ttl_s"], _environment(spec, spec["workdir"])), listener)
-        limits = spec["limits"]
-        isolation.limit_resources(limits["memory_mb"], limits["pids"] if owner else None)
+        env = _environment(spec, spec["workdir"])
+        daemon = Daemon(Config(spec["workdir"], spec["ttl_s"], env, oom_counter=counter), listener)
+        isolation.limit_resources(memory_mb, limits["pids"] if owner else None)
         isolation.drop_privileges(owner)
         return daemon
 
@@ -228,8 +246,14 @@ class ForkServer:
         os.makedirs(home)
         os.makedirs(scratch)
         env = {**_environment(spec, home), "TMPDIR": scratch}
-        isolation.limit_resources(spec["limits"]["memory_mb"], None)
-        return Daemon(Config(spec["workdir"], spec["ttl_s"], env, home=home, scratch=scratch), listener)
+        counter, memory_mb = self._limit(name, spec["limits"])
+        isolation.limit_resources(memory_mb, None)
+        config = Config(spec["workdir"], spec["ttl_s"], env, home=home, scratch=scratch, oom_counter=counter)
+        return Daemon(config, listener)
+
+    def _limit(self, name: str, limits: Mapping[str, Any]) -> tuple[int, int | None]:
+        """Put ourselves under the sandbox's limits: its OOM counter, and the memory that is left to rlimits."""
+        return (-1, limits["memory_mb"]) if self._cgroups is None else (self._cgroups.place(name, limits), None)
 
     def destroy(self, name: str, destroyed: Callable[[], None]) -> None:
         self._ended.pop(name, None)
@@ -278,8 +302,12 @@ class ForkServer:
         if self.why_not:
             me, known = os.getpid(), set(self._by_pid)
             kill_all(lambda: {pid for pid, (parent, _) in processes().items() if parent == me} - known)
-        self._remove_traces(child.name)
         cause = child.error.decode(errors="replace") or cause_of(status)
+        if self._cgroups is not None:
+            if os.WIFSIGNALED(status) and self._cgroups.oom_kills(child.name):
+                cause += " (the sandbox was out of memory)"
+            self._cgroups.remove(child.name)
+        self._remove_traces(child.name)
         child.created(cause)
         for destroyed in child.destroyed:
             destroyed()
@@ -320,31 +348,6 @@ def _environment(spec: Mapping[str, Any], home: str) -> dict[str, str]:
     return {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "USER": "agent", **spec["env"]}
 
 
-def probe(folder: str) -> str:
-    """Why this kernel gives us no sandbox namespaces; "" when it does. Tried out in a child."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            isolation.claim_namespaces()
-            isolation.build_template(f"{folder}/root")
-            inner = os.fork()
-            if inner == 0:
-                limits = {"disk_mb": 1}
-                isolation.enter(f"{folder}/root", f"{folder}/mnt", "probe", 0, {"limits": limits, "workdir": "/work"})
-                os._exit(0)
-            _, status = os.waitpid(inner, 0)
-            os._exit(0 if status == 0 else 1)
-        except BaseException as error:
-            os.write(write, str(error).encode())
-            os._exit(1)
-    os.close(write)
-    _, status = os.waitpid(pid, 0)
-    with open(read, "rb") as pipe:
-        why = pipe.read().decode()
-    return "" if status == 0 else why or "a namespace could be made but not entered"
-
-
 def main() -> None:
     """Claim namespaces, become a daemon, and return in the parent once it listens."""
     folder, idle_s = os.path.realpath(sys.argv[1]), float(sys.argv[2])
@@ -352,7 +355,7 @@ def main() -> None:
     os.makedirs("mnt", exist_ok=True)
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    why_not = probe(folder)
+    why_not = isolation.probe(folder)
     if not why_not:
         isolation.claim_namespaces()
         isolation.build_template(f"{folder}/root")

@@ -110,12 +110,15 @@ def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[
     os.chown(workdir, owner, owner)
 
 
-def limit_resources(memory_mb: int, pids: int | None) -> None:
+def limit_resources(memory_mb: int | None, pids: int | None) -> None:
     """Memory per process and processes per uid, which is all that rlimits can say.
 
-    `pids` is None where sandboxes share a uid: the limit would count them all together.
+    `memory_mb` is None where a cgroup limits the sandbox as a whole; `pids` where sandboxes share a uid: the limit
+    would count them all together.
     """
-    values = {resource.RLIMIT_DATA: max(memory_mb << 20, MIN_DATA), resource.RLIMIT_CORE: 0}
+    values = {resource.RLIMIT_CORE: 0}
+    if memory_mb is not None:
+        values[resource.RLIMIT_DATA] = max(memory_mb << 20, MIN_DATA)
     if pids is not None:
         values[resource.RLIMIT_NPROC] = pids
     for kind, value in values.items():
@@ -151,3 +154,28 @@ def has_many_uids() -> bool:
 def _loopback_up() -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+
+def probe(folder: str) -> str:
+    """Why this kernel gives us no sandbox namespaces; "" when it does. Tried out in a child."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            claim_namespaces()
+            build_template(f"{folder}/root")
+            inner = os.fork()
+            if inner == 0:
+                limits = {"disk_mb": 1}
+                enter(f"{folder}/root", f"{folder}/mnt", "probe", 0, {"limits": limits, "workdir": "/work"})
+                os._exit(0)
+            _, status = os.waitpid(inner, 0)
+            os._exit(0 if status == 0 else 1)
+        except BaseException as error:
+            os.write(write, str(error).encode())
+            os._exit(1)
+    os.close(write)
+    _, status = os.waitpid(pid, 0)
+    with open(read, "rb") as pipe:
+        why = pipe.read().decode()
+    return "" if status == 0 else why or "a namespace could be made but not entered"
