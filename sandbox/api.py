@@ -6,7 +6,7 @@ Routes are Starlette's own: they skip FastAPI's per-call machinery, of which not
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -48,6 +48,14 @@ class CreateRequest(Value):
     spec: SandboxSpec = SandboxSpec()
 
 
+class GroupRequest(Value):
+    """Body of `POST /v1/groups`."""
+
+    owner: str
+    members: Mapping[str, SandboxSpec] = Field(min_length=1)
+    """Specs by idempotency key."""
+
+
 class RenewRequest(Value):
     """Body of `POST /v1/sandboxes/{id}/renew`."""
 
@@ -80,7 +88,7 @@ def create_sandbox_app(
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         url = store_url or sqlite_url(folder / "sandbox.db")
         store = SandboxStore(await open_database(url, room="sandbox", migrations=MIGRATIONS))
-        controller = Controller(backend, store, metrics=metrics, capacity=config.capacity, sweep_s=sweep_s)
+        controller = Controller(backend, store, metrics=metrics, config=config, sweep_s=sweep_s)
         await controller.start()
         app.state.controller = controller
         try:
@@ -134,6 +142,11 @@ def _view(record: Record) -> Response:
     return Response(record.view().model_dump_json(), media_type="application/json")
 
 
+def _listed(records: Sequence[Record]) -> Response:
+    views = ",".join(record.view().model_dump_json() for record in records)
+    return Response(f'{{"sandboxes":[{views}]}}', media_type="application/json")
+
+
 def _passed(answer: Answer) -> Response:
     return Response(answer.body, status_code=answer.status, media_type=answer.kind)
 
@@ -143,11 +156,15 @@ async def create(request: Request) -> Response:
     return _view(await _controller(request).create(body.owner, _key(request), body.spec))
 
 
+async def create_group(request: Request) -> Response:
+    body, _ = await _body(request, GroupRequest)
+    return _listed(await _controller(request).create_group(body.owner, body.members))
+
+
 async def listing(request: Request) -> Response:
     live = request.query_params.get("live", "true") != "false"
     records = await _controller(request).records.list(owner=request.query_params.get("owner"), live=live)
-    views = ",".join(record.view().model_dump_json() for record in records)
-    return Response(f'{{"sandboxes":[{views}]}}', media_type="application/json")
+    return _listed(records)
 
 
 async def close_by_key(request: Request) -> Response:
@@ -207,6 +224,7 @@ ROUTES = [
     Route("/v1/sandboxes/{id}/commands", commands, methods=["GET"]),
     Route("/v1/sandboxes/{id}/renew", renew, methods=["POST"]),
     *PASSED,
+    Route("/v1/groups", create_group, methods=["POST"]),
     Route("/v1/events", events, methods=["GET"]),
     Route("/v1/sweep", sweep, methods=["POST"]),
 ]

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -118,18 +118,42 @@ class SandboxClient:
         finally:
             await self._release(sandbox.close())
 
+    @asynccontextmanager
+    async def acquire_group(
+        self, specs: Mapping[str, SandboxSpec], *, owner: str
+    ) -> AsyncIterator[Mapping[str, RemoteSandbox]]:
+        """READY sandboxes by key, all or none, as with `acquire`. Those of a group that failed need fresh keys."""
+        members = {key: spec.model_dump(mode="json") for key, spec in specs.items()}
+        json = {"owner": owner, "members": members}
+        try:
+            answer = await self.patiently(lambda: self.send("POST", "/v1/groups", json=json))
+            views = _views.validate_json(answer)["sandboxes"]
+            made = {key: self._ready(view, key) for key, view in zip(specs, views, strict=True)}
+        except BaseException as error:
+            if not (isinstance(error, AgentRLError) and error.ran is Ran.NO):
+                await self._release(_together(self._close_key(owner, key) for key in specs))
+            raise
+        try:
+            yield made
+        finally:
+            await self._release(_together(sandbox.close() for sandbox in made.values()))
+
     async def create(self, spec: SandboxSpec, *, owner: str, key: str) -> SandboxView:
         """A READY sandbox that nobody closes but its lease: for callers that cannot hold `acquire` open."""
         json = {"owner": owner, "spec": spec.model_dump(mode="json")}
         headers = {"idempotency-key": key}
         answer = await self.patiently(lambda: self.send("POST", "/v1/sandboxes", json=json, headers=headers))
         view = parse(SandboxView, answer)
+        self._ready(view, key)
+        return view
+
+    def _ready(self, view: SandboxView, key: str) -> RemoteSandbox:
         if view.state is not SandboxState.READY:
             raise SandboxLost(
                 f"key {key!r} names sandbox {view.id}, which is {view.state} ({view.cause}): take a fresh key",
                 ran=Ran.NO,
             )
-        return view
+        return RemoteSandbox(self, view.id)
 
     async def get(self, sandbox_id: str) -> RemoteSandbox:
         view = await self.view(sandbox_id)
@@ -201,3 +225,7 @@ class SandboxClient:
         if self._releases:
             await asyncio.wait(self._releases)
         await self._service.close()
+
+
+async def _together(closings: Iterable[Awaitable[None]]) -> None:
+    await asyncio.gather(*closings)

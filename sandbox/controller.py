@@ -12,13 +12,16 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping, Sequence
 
+from agentrl.core.config import SandboxConfig
 from agentrl.core.errors import AgentRLError, CapacityError, Conflict
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox import leases
+from sandbox.admission import Admission
 from sandbox.backends.base import Backend
+from sandbox.pool import Pool
 from sandbox.records import Records
 from sandbox.relay import Relay
 from sandbox.states import Record
@@ -35,7 +38,7 @@ class Controller:
         store: SandboxStore,
         *,
         metrics: Metrics,
-        capacity: int,
+        config: SandboxConfig,
         sweep_s: float = 3.0,
         retention_s: float = 3600.0,
     ) -> None:
@@ -43,7 +46,11 @@ class Controller:
         self.records = Records(store, metrics=metrics, retention_s=retention_s, ended=lambda i: self.relay.drop(i))
         self.relay = Relay(backend, self.records, self._explain, metrics=metrics)
         self._store, self._metrics = store, metrics
-        self._capacity, self._sweep_s = capacity, sweep_s
+        self.pool = Pool(
+            backend, size=config.warm, room=lambda: self._capacity - len(self.records.live), metrics=metrics
+        )
+        self._admission = Admission(config.capacity, config.tenants)
+        self._capacity, self._sweep_s = config.capacity, sweep_s
         self._creating: dict[str, asyncio.Task[None]] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,6 +78,7 @@ class Controller:
         self.records.count()
         self._metrics.set("sandbox/isolated_info", float(self.backend.isolation != "none"))
         self._loops = [asyncio.create_task(self._sweeping()), asyncio.create_task(self.records.writing())]
+        self._loops.append(asyncio.create_task(self.pool.filling()))
 
     async def stop(self) -> None:
         """Close every sandbox, then the backend and the store."""
@@ -78,7 +86,7 @@ class Controller:
             loop.cancel()
         await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
         closings = (self.close(sandbox_id, "the controller was stopped") for sandbox_id in list(self.records.live))
-        await asyncio.gather(*closings, return_exceptions=True)
+        await asyncio.gather(*closings, self.pool.close(), return_exceptions=True)
         await self.backend.stop()
         await self._store.close()
 
@@ -90,29 +98,50 @@ class Controller:
     # --- create --------------------------------------------------------------------------------
 
     async def create(self, owner: str, key: str, spec: SandboxSpec) -> Record:
-        """A sandbox that is READY; the same owner and key give the same sandbox."""
-        digest = hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
+        """A sandbox that is READY; the same owner and key give the same sandbox. CapacityError at once."""
+        digest = _digest(spec)
         known = self.records.keys.get((owner, key))
         if known is not None:
             return await self._replay(known, key, digest)
-        self._admit()
-        record = self.records.new(owner, key, spec, digest=digest, state=SandboxState.CREATING)
-        return await self._created(record)
+        self._admit(owner, key, 1)
+        return await self._created(self._begin(owner, key, spec, digest))
 
-    def _admit(self) -> None:
-        """CapacityError at once when there is no room."""
-        live = len(self.records.live)
-        if live >= self._capacity:
+    async def create_group(self, owner: str, members: Mapping[str, SandboxSpec]) -> Sequence[Record]:
+        """As `create` for specs by key, all or none: one that fails ends the others that were made with it."""
+        fresh = [key for key in members if (owner, key) not in self.records.keys]
+        if fresh:
+            self._admit(owner, "\n".join(fresh), len(fresh))
+        begun = [self._begin(owner, key, members[key], _digest(members[key])) for key in fresh]
+        replays = (
+            self._replay(self.records.keys[owner, key], key, _digest(spec))
+            for key, spec in members.items()
+            if key not in fresh
+        )
+        made = await asyncio.gather(*map(self._created, begun), *replays, return_exceptions=True)
+        failed = [result for result in made if isinstance(result, BaseException)]
+        if failed:
+            cause = f"another of its group was not made: {failed[0]}"
+            await asyncio.gather(*(self.close(record.id, cause) for record in begun))
+            raise failed[0]
+        return [await self.records.get(self.records.keys[owner, key]) for key in members]
+
+    def _admit(self, owner: str, key: str, count: int) -> None:
+        try:
+            self._admission.admit(owner, key, count, self.records.tenants, now=time.time())
+        except CapacityError:
             self._metrics.inc("sandbox/refused_total")
-            raise CapacityError(
-                f"{live} of {self._capacity} sandboxes are live: ask again when one has closed",
-                detail={"retry_after_s": 1.0},
-            )
+            raise
+
+    def _begin(self, owner: str, key: str, spec: SandboxSpec, digest: str) -> Record:
+        """Take the key, and begin to create: from the pool where it has one."""
+        taken = self.pool.take(spec)
+        record = self.records.new(owner, key, spec, digest=digest, state=SandboxState.CREATING, sandbox_id=taken)
+        task = self._creating[record.id] = asyncio.create_task(self._create(record, warm=bool(taken)))
+        task.add_done_callback(lambda _: self._creating.pop(record.id, None))
+        return record
 
     async def _created(self, record: Record) -> Record:
-        task = self._creating[record.id] = asyncio.create_task(self._create(record))
-        task.add_done_callback(lambda _: self._creating.pop(record.id, None))
-        await asyncio.shield(task)
+        await asyncio.shield(self._creating[record.id])
         return await self.records.get(record.id)
 
     async def _replay(self, sandbox_id: str, key: str, digest: str) -> Record:
@@ -125,12 +154,24 @@ class Controller:
             await asyncio.shield(self._creating[sandbox_id])
         return await self.records.get(sandbox_id)
 
-    async def _create(self, record: Record) -> None:
+    async def _place(self, record: Record, *, warm: bool) -> None:
+        if warm:
+            try:
+                await self.relay.prepare(record)
+            except AgentRLError as error:
+                log.warning("sandbox %s of the pool is made anew: %s", record.id, error.message)
+                self.relay.drop(record.id)
+                await self.backend.destroy(record.id)
+            else:
+                return
+        await self.backend.create(record.id, record.spec)
+
+    async def _create(self, record: Record, *, warm: bool) -> None:
         """Placed and recorded at once: a crash between the two is what the sweep is for."""
         started = time.monotonic()
         saving = asyncio.create_task(self.records.save(record))
         try:
-            await self.backend.create(record.id, record.spec)
+            await self._place(record, warm=warm)
             await saving
         except Exception as error:
             await asyncio.wait({saving})
@@ -187,6 +228,7 @@ class Controller:
 
     def _ended(self, sandbox_id: str, cause: str) -> None:
         """The backend says that a sandbox is gone."""
+        self.pool.drop(sandbox_id)
         record = self.records.live.get(sandbox_id)
         if record is not None and record.state not in leases.UNPLACED:
             self._background(self.records.end(record, SandboxState.LOST, cause))
@@ -210,7 +252,8 @@ class Controller:
         found = leases.sweep(self.records.live.values(), placed.live, placed.ended, now=time.time())
         for sandbox_id, cause in found.lost.items():
             self._ended(sandbox_id, cause)
-        orphans = [orphan for orphan in found.orphans if orphan not in self.records.live]
+        ours = self.records.live.keys() | self.pool.ids
+        orphans = [orphan for orphan in found.orphans if orphan not in ours]
         for orphan in orphans:
             log.warning("sandbox %s is not in the store: destroying it", orphan)
             self._metrics.inc("sandbox/orphans_total")
@@ -228,3 +271,7 @@ class Controller:
                 await self.sweep()
             except AgentRLError:
                 log.exception("a sweep failed; the next one is in %.0f s", self._sweep_s)
+
+
+def _digest(spec: SandboxSpec) -> str:
+    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from agentrl.core.errors import Conflict, NotFound, Ran, SandboxLost
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import SandboxSpec, SandboxState
+from sandbox.admission import tenant_of
 from sandbox.states import TERMINAL, Record, advance
 from sandbox.store import SandboxStore
 
@@ -25,12 +26,18 @@ log = logging.getLogger(__name__)
 KEPT_ENDED = 1024
 
 
+def new_id() -> str:
+    return f"sb-{uuid.uuid4().hex[:16]}"
+
+
 class Records:
     def __init__(
         self, store: SandboxStore, *, metrics: Metrics, retention_s: float, ended: Callable[[str], None]
     ) -> None:
         self.live: dict[str, Record] = {}
         self.keys: dict[tuple[str, str], str] = {}
+        self.tenants: Counter[str] = Counter()
+        """Live records by tenant."""
         self._store, self._metrics, self._retention_s, self._ended = store, metrics, retention_s, ended
         self._ended_lately: OrderedDict[str, Record] = OrderedDict()
         """The newest records that ended: they are asked for most, and the store may not have them yet."""
@@ -41,20 +48,30 @@ class Records:
         await self._store.feed.load()
         self.keys = await self._store.keys()
         self.live = {record.id: record for record in await self._store.live()}
+        self.tenants = Counter(tenant_of(record.owner) for record in self.live.values())
 
     def new(
-        self, owner: str, key: str, spec: SandboxSpec, *, digest: str, state: SandboxState, cause: str = ""
+        self,
+        owner: str,
+        key: str,
+        spec: SandboxSpec,
+        *,
+        digest: str,
+        state: SandboxState,
+        cause: str = "",
+        sandbox_id: str = "",
     ) -> Record:
         """A record that takes the key, in memory only so far."""
         now = time.time()
         ends = state is SandboxState.CLOSED
         record = Record(
-            id=f"sb-{uuid.uuid4().hex[:16]}", owner=owner, key=key, digest=digest, spec=spec, state=state,
+            id=sandbox_id or new_id(), owner=owner, key=key, digest=digest, spec=spec, state=state,
             created_at=now, deadline=now if ends else now + spec.ttl_s, ended_at=now if ends else 0.0, cause=cause,
         )  # fmt: skip
         self.keys[owner, key] = record.id
         if record.live:
             self.live[record.id] = record
+            self.tenants[tenant_of(owner)] += 1
         self._store.feed.note(record)
         return record
 
@@ -78,7 +95,8 @@ class Records:
     def end(self, record: Record, state: SandboxState, cause: str) -> Coroutine[None, None, None]:
         """End a record, at once in memory; the awaitable returned makes it durable."""
         ended = advance(record, state, now=time.time(), cause=cause)
-        self.live.pop(record.id, None)
+        if self.live.pop(record.id, None) is not None:
+            self.tenants[tenant_of(record.owner)] -= 1
         self._dirty.discard(record.id)
         self._store.feed.note(ended)
         self._ended(record.id)

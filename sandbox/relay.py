@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
-from agentrl.core.errors import SandboxLost, ServiceUnavailable
+from agentrl.core.errors import SandboxError, SandboxLost, ServiceUnavailable
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import ExecRequest
 from sandbox import leases
@@ -81,6 +81,18 @@ class Relay:
             return await self._ask(sandbox_id, method, target, body, key, timeout_s)
         finally:
             self._done(sandbox_id)
+
+    async def prepare(self, record: Record) -> None:
+        """Make a sandbox of the pool what its spec asks for. SandboxError when it cannot be made so."""
+        await self._told(record.id, "POST", "/renew", f'{{"ttl_s": {record.spec.ttl_s}}}'.encode())
+        for path, content in record.spec.files.items():
+            target = f"/files?path={quote(path, safe='')}&mode={0o644}"
+            await self._told(record.id, "PUT", target, content.encode())
+
+    async def _told(self, sandbox_id: str, method: str, target: str, body: bytes) -> None:
+        answer = await self._ask(sandbox_id, method, target, body)
+        if answer.status >= 400:
+            raise SandboxError(f"sandbox {sandbox_id}: {method} {target}: {answer.body[:500]!r}")
 
     async def renew(self, sandbox_id: str, ttl_s: float) -> Record:
         """Move the lease's end to `ttl_s` from now; durable on return."""

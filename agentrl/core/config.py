@@ -156,12 +156,23 @@ class KubernetesConfig(Section):
     """How long no node may take a pod before its creation is refused with CAPACITY."""
 
 
+class TenantConfig(Section):
+    weight: float = Field(1.0, gt=0)
+    """Share of the capacity while several tenants want more than there is."""
+    quota: int = Field(0, ge=0)
+    """Most live sandboxes; 0 means as many as there is room for."""
+
+
 class SandboxConfig(Section):
     backend: Literal["local", "docker", "kubernetes"] = "local"
     url: str = ""
     """Base URL of a controller that runs elsewhere; empty starts one."""
     capacity: int = Field(512, gt=0)
     """Live sandboxes; one more is refused with CAPACITY."""
+    warm: int = Field(0, ge=0)
+    """Sandboxes kept ready of each of the newest shapes (specs without files) that were asked for."""
+    tenants: Mapping[str, TenantConfig] = Field(default_factory=dict)
+    """By tenant, the part of `owner` before a slash; `default` is for those not named."""
     require_isolation: bool = False
     """Refuse to start where the kernel allows no namespaces, instead of warning."""
     docker: DockerConfig = DockerConfig()
