@@ -133,10 +133,12 @@ class Rollout:
         count, rollout = self._config.eval.tasks, self._config.rollout
         tasks = held_out(self._rooms.environment, seed=self._config.seed, count=count, limits=rollout.limits)
         if tasks:
-            await evaluate(
+            found = await evaluate(
                 self._player(self._config.eval.temperature), self._database, label=label, tasks=tasks,
                 concurrency=rollout.concurrency, retries=rollout.reissues,
             )  # fmt: skip
+            if found.success_rate is not None:
+                self._metrics.set("rollout/eval_success_ratio", found.success_rate, label=label)
 
     async def _evaluate_periodically(self) -> None:
         every, steps = self._config.eval.every, self._config.train.steps

@@ -256,7 +256,7 @@ async def test_at_limit_drop_sweeps_what_got_too_old(world: Any, make_config: An
 
 
 async def test_the_process_serves_its_metrics_and_status(world: Any, make_config: Any, make_rewards: Any) -> None:
-    world.config, world.rewards = make_config(steps=3), make_rewards(infra_every=5)
+    world.config, world.rewards = make_config(steps=3, eval_tasks=2), make_rewards(infra_every=5)
     port = free_port()
     rooms = Rooms(world.environment, world.agent, world.sessions, world.sandboxes, world.rewards)
     running = asyncio.create_task(run_rollout(world.config, rooms, world.database, Listen(port, token="secret")))
@@ -272,3 +272,4 @@ async def test_the_process_serves_its_metrics_and_status(world: Any, make_config
     assert 'agentrl_rollout_episodes_total{source="plain",state="accepted"}' in metrics
     assert 'agentrl_rollout_failures_total{blame="infra",code="SCORER"}' in metrics
     assert "agentrl_rollout_running_episodes" in metrics
+    assert 'agentrl_rollout_eval_success_ratio{label="before"}' in metrics
