@@ -73,11 +73,6 @@ class RunFolder:
         return self.path / "tensorboard"
 
     @property
-    def sandboxes(self) -> Path:
-        """Files of live sandboxes."""
-        return self.path / "sandbox"
-
-    @property
     def summary(self) -> Path:
         return self.path / "summary.json"
 
