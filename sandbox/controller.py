@@ -19,7 +19,6 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from agentrl.core.errors import (
-    AgentRLError,
     CapacityError,
     Conflict,
     NotFound,
@@ -327,8 +326,10 @@ class Controller:
                 log.warning("sandbox %s is not in the store: destroying it", orphan)
                 self._metrics.inc("sandbox/orphans_total")
                 await self.backend.destroy(orphan)
-        expired = (self.close(i, "the lease ended") for i in found.expired if i not in self._busy)
-        await asyncio.gather(*expired)
+        expired = [self.close(i, "the lease ended") for i in found.expired if i not in self._busy]
+        # A close that failed, as when the fork server ended meanwhile, left these.
+        halfway = [r.id for r in self._live.values() if r.state is SandboxState.CLOSING and r.id not in self._closing]
+        await asyncio.gather(*expired, *(self.close(i, "closed") for i in halfway))
         for key in await self._store.purge(time.time() - self._retention_s):
             self._keys.pop(key, None)
 
@@ -337,7 +338,8 @@ class Controller:
             await asyncio.sleep(self._sweep_s)
             try:
                 await self.sweep()
-            except AgentRLError:
+            # Whatever failed, leases must go on ending.
+            except Exception:
                 log.exception("a sweep failed; the next one is in %.0f s", self._sweep_s)
 
     async def _writing(self) -> None:
