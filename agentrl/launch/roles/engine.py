@@ -18,7 +18,7 @@ async def run(context: RoleContext) -> None:
     model, version = newest_policy(context.folder, context.role)
     await run_engine(
         model, host=context.host, port=context.port, token=context.endpoints.token, version=version,
-        config=context.config.engine,
+        config=context.config.engine, dtype=context.config.model.dtype,
     )  # fmt: skip
 
 
