@@ -230,6 +230,17 @@ class RunConfig(Section):
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if self.engine.kind == "vllm" and not self.engine.urls:
+            raise ValueError("engine.kind = 'vllm' needs engine.urls: only embedded engines are started by a run")
+        if self.sandbox.backend != "local" and not self.sandbox.url:
+            raise ValueError(
+                f"sandbox.backend = {self.sandbox.backend!r} is not built yet: use 'local', or set sandbox.url to a "
+                "controller that runs elsewhere"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _corrected(self) -> Self:
         loss, lag = self.train.loss, self.rollout.lag_limit
         if lag > 0 and (loss.correction == "none" or loss.proximal == "behavior"):
