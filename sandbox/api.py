@@ -172,9 +172,11 @@ async def read_file(request: Request) -> Response:
 
 
 async def write_file(request: Request) -> Response:
-    mode = int(request.query_params.get("mode", "420"))
+    path, mode = _query(request, "path"), request.query_params.get("mode", "420")
+    if not mode.isdecimal():
+        raise RequestError(f"{request.method} {request.url.path}: mode {mode!r} is no number")
     data = await request.body()
-    return _passed(await _controller(request).write(request.path_params["id"], _query(request, "path"), data, mode))
+    return _passed(await _controller(request).write(request.path_params["id"], path, data, int(mode)))
 
 
 ROUTES = [
