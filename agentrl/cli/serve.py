@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from contextlib import suppress
 from enum import StrEnum
@@ -48,7 +47,7 @@ def command(
         _use_model(folder, config)
     context = RoleContext(role, folder, config, _endpoints(role, config, host, port, token))
     setup_logging(role, config.telemetry.log_level)
-    said = "given" if token or os.environ.get(TOKEN_VARIABLE) else f"token {context.endpoints.token}"
+    said = "token as given" if token else f"token {context.endpoints.token}"
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{service.value} on {context.endpoints.url(role)} ({said}), state in {state}")
     with suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
