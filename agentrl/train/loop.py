@@ -116,9 +116,12 @@ async def _publish(parts: TrainerParts, prompt: tuple[int, ...] = (), watch: Sto
 
 
 def _probe_prompt(batch: Batch) -> tuple[int, ...]:
-    """A trajectory that the policy really took, to measure engine against trainer where it matters."""
+    """A trajectory that the policy really took, to measure engine against trainer where it matters.
+
+    Without its last token: it may fill the engine's context, and a probe needs room for one more.
+    """
     paths = (path for group in batch.groups for episode in group.episodes for path in episode.trajectories)
-    return next((path.token_ids[:PROBE_TOKENS] for path in paths), ())
+    return next((path.token_ids[:-1][:PROBE_TOKENS] for path in paths), ())
 
 
 def _write(parts: TrainerParts, prompt: tuple[int, ...]) -> tuple[WeightManifest, Path]:
