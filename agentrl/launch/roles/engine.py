@@ -28,7 +28,7 @@ def newest_policy(folder: RunFolder, role: str) -> tuple[Path, int]:
     if not manifests:
         return folder.warm, 0
     manifest = WeightManifest.model_validate_json(manifests[-1].read_bytes())
-    composed = folder.path / "engines" / role
+    composed = folder.engines / role
     shutil.rmtree(composed, ignore_errors=True)
     composed.mkdir(parents=True)
     for file in folder.warm.iterdir():
