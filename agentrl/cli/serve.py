@@ -42,6 +42,8 @@ def command(
     config = read_config(words)
     role = "engine-0" if service is Name.ENGINE else service.value
     folder = RunFolder(state)
+    if folder.status.exists():
+        raise ConfigError(f"{state} holds a run, whose config a service would overwrite: choose another --dir")
     folder.create(config)
     if service in (Name.GATEWAY, Name.ENGINE):
         _use_model(folder, config)
