@@ -61,7 +61,7 @@ class Replica:
         if manifest.version == self._dies_at:
             raise WeightsError("no replica")
         self._events.append(f"apply {manifest.version}")
-        return Applied(urls=("replica",), mismatch_mean_abs=1e-7)
+        return Applied(urls=("replica",), samples=())
 
 
 class Rows:
