@@ -131,6 +131,8 @@ class RolloutConfig(Section):
     sampling: Sampling = Sampling(max_tokens=48)
     no_progress_s: float = Field(180.0, gt=0)
     """A run in which no episode ends for this long stops with NO_PROGRESS."""
+    trainer_wait_s: float = Field(3600.0, gt=0)
+    """The same, while every episode waits for the trainer to take its step."""
 
     @property
     def lag_limit(self) -> int:

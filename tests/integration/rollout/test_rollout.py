@@ -177,7 +177,7 @@ async def test_a_trainer_that_dies_between_claim_and_commit_loses_nothing(world:
 
 
 async def test_a_run_without_progress_says_what_it_waits_for(world: Any, make_config: Any) -> None:
-    world.config = make_config(no_progress_s=1.0)
+    world.config = make_config(trainer_wait_s=1.0)
     await world.buffer.publish_version(0, step=0, path="v0")
     with pytest.raises(NoProgress, match="waiting for the trainer to take a step") as raised:
         await world.rollout().run()
@@ -194,7 +194,7 @@ async def test_a_run_in_which_every_score_fails_stops_and_names_the_code(
 
 
 async def test_nothing_happens_before_the_first_version(world: Any, make_config: Any) -> None:
-    world.config = make_config(no_progress_s=0.2, eval_tasks=4)
+    world.config = make_config(trainer_wait_s=0.2, eval_tasks=4)
     with pytest.raises(NoProgress, match="first policy version"):
         await world.rollout().run()
     assert world.sessions.sessions == {}
