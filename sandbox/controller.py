@@ -259,7 +259,11 @@ class Controller:
             self._metrics.inc("sandbox/orphans_total")
             await self.backend.destroy(orphan)
         expired = [i for i in found.expired if i not in self.relay.busy]
-        await asyncio.gather(*(self.close(i, "the lease ended") for i in expired))
+        # A close that failed, as when the fork server ended meanwhile, left these.
+        records = self.records.live.values()
+        halfway = [r.id for r in records if r.state is SandboxState.CLOSING and r.id not in self._closing]
+        closes = [self.close(i, "the lease ended") for i in expired] + [self.close(i, "closed") for i in halfway]
+        await asyncio.gather(*closes)
         self.records.measure()
         await self.records.purge()
         return Swept(expired=len(expired), lost=len(found.lost), orphans=len(orphans))
@@ -269,7 +273,8 @@ class Controller:
             await asyncio.sleep(self._sweep_s)
             try:
                 await self.sweep()
-            except AgentRLError:
+            # Whatever failed, leases must go on ending.
+            except Exception:
                 log.exception("a sweep failed; the next one is in %.0f s", self._sweep_s)
 
 

@@ -88,10 +88,11 @@ class ToolLoop:
         except openai.APIStatusError as error:
             raise _typed(error) from error
         except openai.APIConnectionError as error:
-            message = f"{context.base_url}: no answer after retries: {error.__cause__ or error}"
+            # Without its URL, which holds the session's key: errors are stored and logged.
+            message = f"gateway, task {context.task.id}: no answer after retries: {error.__cause__ or error}"
             raise ServiceUnavailable(message, ran=Ran.MAYBE) from error
         if not completion.choices:
-            raise GatewayError(f"{context.base_url}: a completion without choices")
+            raise GatewayError(f"gateway, task {context.task.id}: a completion without choices")
         return completion.choices[0]
 
 
@@ -100,4 +101,4 @@ def _typed(error: openai.APIStatusError) -> AgentRLError:
     if error.code == "context_length_exceeded":
         return ContextOverflow(error.message)
     body = error.body if isinstance(error.body, dict) else {}
-    return from_envelope({"error": body}, f"{error.request.url}: HTTP {error.status_code}: {error.message}")
+    return from_envelope({"error": body}, f"gateway: HTTP {error.status_code}: {error.message}")

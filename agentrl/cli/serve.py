@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import secrets
 from contextlib import suppress
 from enum import StrEnum
@@ -43,12 +42,14 @@ def command(
     config = read_config(words)
     role = "engine-0" if service is Name.ENGINE else service.value
     folder = RunFolder(state)
+    if folder.status.exists():
+        raise ConfigError(f"{state} holds a run, whose config a service would overwrite: choose another --dir")
     folder.create(config)
     if service in (Name.GATEWAY, Name.ENGINE):
         _use_model(folder, config)
     context = RoleContext(role, folder, config, _endpoints(role, config, host, port, token))
     setup_logging(role, config.telemetry.log_level)
-    said = "given" if token or os.environ.get(TOKEN_VARIABLE) else f"token {context.endpoints.token}"
+    said = "token as given" if token else f"token {context.endpoints.token}"
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{service.value} on {context.endpoints.url(role)} ({said}), state in {state}")
     with suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

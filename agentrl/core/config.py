@@ -207,6 +207,8 @@ class RolloutConfig(Section):
     sampling: Sampling = Sampling(max_tokens=48)
     no_progress_s: float = Field(180.0, gt=0)
     """A run in which no episode ends for this long stops with NO_PROGRESS."""
+    trainer_wait_s: float = Field(3600.0, gt=0)
+    """The same, while every episode waits for the trainer to take its step."""
 
     @property
     def lag_limit(self) -> int:
@@ -304,6 +306,17 @@ class RunConfig(Section):
     store: StoreConfig = StoreConfig()
     launch: LaunchConfig = LaunchConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
+
+    @model_validator(mode="after")
+    def _placed(self) -> Self:
+        if self.engine.kind == "vllm" and not self.engine.urls:
+            raise ValueError("engine.kind = 'vllm' needs engine.urls: only embedded engines are started by a run")
+        if self.sandbox.backend != "local" and not self.sandbox.url:
+            raise ValueError(
+                f"sandbox.backend = {self.sandbox.backend!r} is not built yet: use 'local', or set sandbox.url to a "
+                "controller that runs elsewhere"
+            )
+        return self
 
     @model_validator(mode="after")
     def _corrected(self) -> Self:

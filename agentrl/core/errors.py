@@ -18,7 +18,6 @@
     │   ├── SandboxLost        SANDBOX_LOST         the sandbox is gone, with the cause
     │   ├── SandboxFileError   SANDBOX_FILE         a path inside the sandbox is missing or refused
     │   └── Unsupported        UNSUPPORTED          this backend cannot do that
-    ├── RewardError            REWARD               the reward service failed
     ├── RolloutError           ROLLOUT              the rollout cannot go on
     │   └── NoProgress         NO_PROGRESS          nothing moved until the deadline; says what it waits for
     ├── TrainError             TRAIN                the trainer cannot take the step
@@ -179,10 +178,6 @@ class SandboxFileError(SandboxError):
 class Unsupported(SandboxError):
     code = "UNSUPPORTED"
     blame, ran, status = Blame.CALLER, Ran.NO, 501
-
-
-class RewardError(AgentRLError):
-    code = "REWARD"
 
 
 class RolloutError(AgentRLError):

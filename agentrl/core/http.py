@@ -111,7 +111,7 @@ def create_app(
 
     @app.exception_handler(Exception)
     async def _bug(request: Request, error: Exception) -> JSONResponse:
-        log.exception("unhandled error in %s %s", request.method, request.url.path, exc_info=error)
+        log.exception("unhandled error in %s %s", request.method, _route(request), exc_info=error)
         return error_response(AgentRLError(f"{type(error).__name__}: {error}"))
 
     @app.get("/healthz")
@@ -128,6 +128,14 @@ def create_app(
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _route(request: Request) -> str:
+    """The path without what fills its parameters, since a session's key may be among them."""
+    path = request.url.path
+    for name, value in request.path_params.items():
+        path = path.replace(str(value), f"{{{name}}}")
+    return path
 
 
 def free_port() -> int:

@@ -280,8 +280,8 @@ class Applied:
 
     urls: tuple[str, ...]
     """The replicas that serve it, verified."""
-    mismatch_mean_abs: float
-    """Mean |trainer - engine| logprob over the manifest's probe, of the worst of them."""
+    samples: tuple[tuple[tuple[int, ...], Completion], ...]
+    """For each, a prompt and what the replica sampled after it under the new version, for comparison."""
 
 
 class Publisher(Protocol):

@@ -64,9 +64,10 @@ class RowCache(Cache):  # type: ignore[misc]
 
 
 class ModelRunner:
-    def __init__(self, folder: Path, *, rows: int, context: int, device: str = "cpu") -> None:
+    def __init__(self, folder: Path, *, rows: int, context: int, dtype: str = "auto", device: str = "cpu") -> None:
+        """`dtype` is a torch dtype's name, or `auto` for the folder's own."""
         transformers_logging.disable_progress_bar()
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval().to(device)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval().to(device)
         config = self.model.config
         _refuse_unsupported(config)
         self.context = min(context or config.max_position_embeddings, config.max_position_embeddings)
@@ -162,7 +163,7 @@ def _refuse_unsupported(config: Any) -> None:
     if kinds != {"full_attention"} or hasattr(config, "kv_lora_rank"):
         raise ConfigError(
             f"model type {config.model_type!r} has layers {sorted(kinds)}: the embedded engine keeps a dense KV cache "
-            "of full attention only; serve this model with vLLM (engine.kind = 'vllm')"
+            "of full attention only; serve this model with vLLM (engine.kind = 'vllm', engine.urls)"
         )
 
 

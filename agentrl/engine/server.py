@@ -36,11 +36,11 @@ SWITCH_S = 0.0002
 """How long one thread may keep the interpreter from the other; the default of 5 ms is longer than a step."""
 
 
-def build_worker(model_dir: Path, *, version: int, config: EngineConfig) -> Worker:
+def build_worker(model_dir: Path, *, version: int, config: EngineConfig, dtype: str = "auto") -> Worker:
     """Load the model and make its scheduler; `create_engine_app` starts the thread."""
     rows = max(config.cache_rows, config.max_rows)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    runner = ModelRunner(model_dir, rows=rows, context=config.context, device=device)
+    runner = ModelRunner(model_dir, rows=rows, context=config.context, dtype=dtype, device=device)
     return Worker(Scheduler(runner, version=version, max_rows=config.max_rows))
 
 
@@ -67,12 +67,22 @@ def create_engine_app(worker: Worker, *, token: str = "") -> FastAPI:
 
 
 async def run_engine(
-    model_dir: Path, *, port: int, token: str, version: int, config: EngineConfig, host: str = "127.0.0.1"
+    model_dir: Path,
+    *,
+    port: int,
+    token: str,
+    version: int,
+    config: EngineConfig,
+    dtype: str = "auto",
+    host: str = "127.0.0.1",
 ) -> None:
-    """Serve until SIGTERM. Raises what killed the scheduler, so that the process ends with its traceback."""
+    """Serve until SIGTERM, in the trainer's `dtype`, since it takes no weights of another.
+
+    Raises what killed the scheduler, so that the process ends with its traceback.
+    """
     torch.set_num_threads(config.threads)
     sys.setswitchinterval(SWITCH_S)
-    worker = build_worker(model_dir, version=version, config=config)
+    worker = build_worker(model_dir, version=version, config=config, dtype=dtype)
     run = server(create_engine_app(worker, token=token), host=host, port=port)
     serving = asyncio.create_task(run.serve())
     await asyncio.wait({serving, worker.failed}, return_when=asyncio.FIRST_COMPLETED)

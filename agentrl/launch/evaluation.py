@@ -20,7 +20,7 @@ LABEL = "eval"
 
 def evaluation_of(run: RunFolder, overrides: tuple[str, ...]) -> tuple[RunFolder, RunConfig]:
     """A fresh folder inside the run's, whose policy is the run's newest."""
-    folders = (RunFolder(run.path / "evals" / str(n)) for n in itertools.count(1))
+    folders = (RunFolder(run.evals / str(n)) for n in itertools.count(1))
     folder = next(one for one in folders if not one.exists)
     config = load_config(run.config_file, overrides)
     # Its own store, also where the run's is a shared database: the run's evaluations are part of its record.

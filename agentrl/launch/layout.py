@@ -52,6 +52,16 @@ class RunFolder:
         return self.path / "weights"
 
     @property
+    def engines(self) -> Path:
+        """A folder a replica: the model that it was last started from, composed of `warm` and published weights."""
+        return self.path / "engines"
+
+    @property
+    def evals(self) -> Path:
+        """What `agentrl eval` found of this run: a folder an evaluation, laid out as a run."""
+        return self.path / "evals"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
@@ -71,11 +81,6 @@ class RunFolder:
     @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
-
-    @property
-    def sandboxes(self) -> Path:
-        """Files of live sandboxes."""
-        return self.path / "sandbox"
 
     @property
     def summary(self) -> Path:

@@ -41,9 +41,6 @@ class RewardClient:
             log.exception("episode %s: the reward call failed", request.episode_id)
             return Failed(code="REWARD", detail=f"{type(error).__name__}: {error}")
 
-    async def healthy(self) -> bool:
-        return await self._service.healthy()
-
     async def close(self) -> None:
         await self._service.close()
 

@@ -162,6 +162,8 @@ class Player:
         sandboxes = self.sandboxes
         if sandboxes is None:
             raise RolloutError(f"{self.environment.name} asks for a sandbox, but the run has no sandbox controller")
+        # A lease counts from the last command, and an agent may think for as long as it has.
+        spec = spec.model_copy(update={"ttl_s": max(spec.ttl_s, record.order.task.limits.wall_s + self.score_s)})
         began = time.monotonic()
         # One key over all tries: a controller that created it but could not say so hands over the same sandbox.
         key = f"{self.owner}/{record.order.episode_id}"

@@ -185,10 +185,13 @@ class Producer:
 
     def _check_progress(self) -> None:
         still = time.monotonic() - self._moved
-        if still < self._config.no_progress_s:
+        busy = self._dispatcher.running > 0
+        setting = "no_progress_s" if busy else "trainer_wait_s"
+        limit = self._config.no_progress_s if busy else self._config.trainer_wait_s
+        if still < limit:
             return
         raise NoProgress(
-            f"rollout: nothing moved for {still:.0f} s (rollout.no_progress_s = {self._config.no_progress_s:g}); "
+            f"rollout: nothing moved for {still:.0f} s (rollout.{setting} = {limit:g}); "
             f"waiting for {self._dispatcher.waiting_for()}; {self._reporter.failures()}. "
             "What was accepted is kept: continue with `agentrl train --resume`"
         )

@@ -86,7 +86,7 @@ class Rollout:
         )
 
     async def run(self) -> None:
-        patience_s = self._config.rollout.no_progress_s
+        patience_s = self._config.rollout.trainer_wait_s
         await self._close_leftovers()
         await self._served(0, limit_s=patience_s)
         # After a restart in mid-training the initial policy is gone: what was measured of it stays as it is.
@@ -133,10 +133,12 @@ class Rollout:
         count, rollout = self._config.eval.tasks, self._config.rollout
         tasks = held_out(self._rooms.environment, seed=self._config.seed, count=count, limits=rollout.limits)
         if tasks:
-            await evaluate(
+            found = await evaluate(
                 self._player(self._config.eval.temperature), self._database, label=label, tasks=tasks,
                 concurrency=rollout.concurrency, retries=rollout.reissues,
             )  # fmt: skip
+            if found.success_rate is not None:
+                self._metrics.set("rollout/eval_success_ratio", found.success_rate, label=label)
 
     async def _evaluate_periodically(self) -> None:
         every, steps = self._config.eval.every, self._config.train.steps
@@ -154,7 +156,7 @@ class Rollout:
             if time.monotonic() > deadline:
                 what = "the trainer's first policy version" if steps == 0 else f"the policy of step {steps}"
                 raise NoProgress(
-                    f"rollout: waited {limit_s:g} s (rollout.no_progress_s) for {what}: see the trainer's log"
+                    f"rollout: waited {limit_s:g} s (rollout.trainer_wait_s) for {what}: see the trainer's log"
                 )
             await asyncio.sleep(POLL_S)
 

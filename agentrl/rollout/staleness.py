@@ -59,7 +59,3 @@ class Staleness:
         if not self.paced:
             return self.groups
         return max(0, (self.limit + 1) * self.groups - (running + ledger.ready + ledger.consumed))
-
-    def stale(self, version: int, sampled: int) -> bool:
-        """Whether a token sampled by version `sampled` is too old for the trainer's `version`."""
-        return version - sampled > self.limit

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from agentrl.core.config import TrainConfig
 from agentrl.core.protocols import Batch, MetricSink, Publisher, SampleSource
-from agentrl.core.types import WeightManifest
+from agentrl.core.types import Completion, WeightManifest
 from agentrl.train.checkpoint import Checkpoints
 from agentrl.train.model import probe_logprobs, weights_of
 from agentrl.train.trainer import Trainer
@@ -104,7 +107,7 @@ async def _step(parts: TrainerParts, config: TrainConfig, step: int) -> None:
 
 
 async def _publish(parts: TrainerParts, prompt: tuple[int, ...] = (), watch: Stopwatch | None = None) -> float:
-    """Returns the mean |trainer - engine| logprob over the probe: the mismatch at zero lag."""
+    """Returns the mismatch at zero lag: of what each replica samples under the new version, the worst mean."""
     trainer = parts.trainer
     watch = watch or Stopwatch()
     manifest, path = await asyncio.to_thread(_write, parts, prompt)
@@ -112,13 +115,22 @@ async def _publish(parts: TrainerParts, prompt: tuple[int, ...] = (), watch: Sto
     applied = await parts.publisher.apply(manifest, path)
     await parts.source.publish_version(trainer.state.version, step=trainer.state.step, path=str(path))
     watch.lap("train/apply_s")
-    return applied.mismatch_mean_abs
+    return max((_mismatch(trainer.model, prompt, found) for prompt, found in applied.samples), default=math.nan)
+
+
+def _mismatch(model: torch.nn.Module, prompt: tuple[int, ...], sampled: Completion) -> float:
+    """Mean |trainer - engine| logprob of what a replica sampled under the trainer's own weights."""
+    expected = probe_logprobs(model, prompt + sampled.token_ids)[-len(sampled.token_ids) :]
+    return statistics.fmean(abs(a - b) for a, b in zip(expected, sampled.logprobs, strict=True))
 
 
 def _probe_prompt(batch: Batch) -> tuple[int, ...]:
-    """A trajectory that the policy really took, to measure engine against trainer where it matters."""
+    """A trajectory that the policy really took, to measure engine against trainer where it matters.
+
+    Without its last token: it may fill the engine's context, and a probe needs room for one more.
+    """
     paths = (path for group in batch.groups for episode in group.episodes for path in episode.trajectories)
-    return next((path.token_ids[:PROBE_TOKENS] for path in paths), ())
+    return next((path.token_ids[:-1][:PROBE_TOKENS] for path in paths), ())
 
 
 def _write(parts: TrainerParts, prompt: tuple[int, ...]) -> tuple[WeightManifest, Path]:

@@ -47,7 +47,7 @@ SPECS: tuple[MetricSpec, ...] = (
     _step("train/checkpoint_s", "Seconds to write the checkpoint."),
     _step("train/publish_s", "Seconds to write the new version's weights."),
     _step("train/apply_s", "Seconds until a replica served the new version, verified."),
-    _step("weights/mismatch_mean_abs", "Mean |trainer - engine| logprob of a trajectory under the new version."),
+    _step("weights/mismatch_mean_abs", "Mean |trainer - engine| logprob of what replicas sample by the new version."),
     _step("train/step_s", "Seconds of the whole step."),
     _step("train/warm_loss", "Cross-entropy of the warm start's step, nats a token."),
     _step("train/warm_accuracy", "Share of demonstrated tokens that are the model's first choice."),

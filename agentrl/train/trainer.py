@@ -140,13 +140,6 @@ class Trainer:
         self.optimizer.step()
         statistics.add_update(total, norm)
 
-    def _token_weights(self, samples: Sequence[Sample]) -> list[Tensor]:
-        sizes = [len(sample.behavior) for sample in samples]
-        sessions = torch.tensor([sample.session_tokens for sample in samples]).repeat_interleave(torch.tensor(sizes))
-        loss = self.config.loss
-        weights = losses.token_weights(loss.aggregation, sessions, constant_tokens=loss.constant_tokens)
-        return list(torch.split(weights, sizes))
-
     def _loss(self, part: Part, start: Tensor | None, statistics: StepStatistics) -> Tensor:
         config, members = self.config.loss, part.members
         found = token_logprobs(self.model, part.pack)

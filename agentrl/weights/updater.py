@@ -78,7 +78,7 @@ class Updater:
         served = self._serving(manifest.version)
         return Applied(
             urls=tuple(replica.engine.url for replica in served),
-            mismatch_mean_abs=max(replica.mismatch for replica in served),
+            samples=tuple(replica.sample for replica in served if replica.sample is not None),
         )
 
     async def _first_success(self, version: int) -> list[Replica]:
@@ -111,7 +111,10 @@ class Updater:
         while True:
             target = await self._next(replica)
             try:
-                await replica.bring(target)
+                await replica.stage(target)
+                # No call starts on weights that nobody has verified.
+                await self._pool.set_replica(replica.engine.url, version=replica.version, accepting=False)
+                await replica.swap(target)
                 await self._pool.set_replica(replica.engine.url, version=target.version, accepting=True)
                 replica.accept(target.version)
             except AgentRLError as error:

@@ -98,13 +98,12 @@ class ChatWire:
         if (fields.get("n") or 1) != 1:
             raise RequestError("n: one choice a call; send the request again for another sample")
         tools = read_tools(fields.get("tools"))
-        stop = fields.get("stop") or ()
         request = CallRequest(
             messages=read_messages(fields.get("messages")),
             tools=tools,
             digest=hashlib.sha256(body).hexdigest(),
             max_tokens=_positive(fields, "max_completion_tokens") or _positive(fields, "max_tokens"),
-            stop=(stop,) if isinstance(stop, str) else tuple(str(word) for word in stop if word),
+            stop=_stop(fields.get("stop")),
             parse_tools=fields.get("tool_choice") != "none",
             retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
             idempotency_key=headers.get("idempotency-key", ""),
@@ -156,6 +155,13 @@ def _positive(fields: Mapping[str, Any], name: str) -> int | None:
     if not isinstance(value, int) or value < 1:
         raise RequestError(f"{name}: {value!r} is not a positive number")
     return value
+
+
+def _stop(raw: Any) -> tuple[str, ...]:
+    words = [raw] if isinstance(raw, str) else raw or []
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise RequestError(f"stop: {raw!r} is neither text nor a list of texts")
+    return tuple(word for word in words if word)
 
 
 def _finish(node: Node) -> str:

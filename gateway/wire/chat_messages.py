@@ -47,11 +47,10 @@ def _tool(raw: Mapping[str, Any], where: str) -> Tool:
     function = raw.get("function", raw)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise RequestError(f"{where}: a function with a name is needed")
-    return Tool(
-        name=function["name"],
-        description=str(function.get("description") or ""),
-        parameters=function.get("parameters") or {},
-    )
+    parameters = function.get("parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise RequestError(f"{where}.parameters: {parameters!r} is no JSON schema")
+    return Tool(name=function["name"], description=str(function.get("description") or ""), parameters=parameters)
 
 
 def _message(raw: Any, where: str) -> Message:

@@ -128,7 +128,8 @@ class Daemon:
             deadlines = [c.deadline for c in self.running.values()] + [poll.deadline for poll in polls]
             wake = min([self._lease + GRACE_S, *deadlines])
             for key, _ in self._selector.select(max(0.0, wake - time.monotonic()) + 0.001):
-                if key.fd in self._selector.get_map():
+                # A call before this one may have closed the descriptor, and another may have its number by now.
+                if self._selector.get_map().get(key.fd) == key:
                     key.data()
 
     def exit(self, code: int) -> NoReturn:
@@ -253,13 +254,14 @@ class Daemon:
         for connection in waiters:
             connection.reply(200, command.answer)
         self._kept += len(command.answer)
-        while self._by_key and (len(self._by_key) > KEPT_RESULTS or self._kept > KEPT_BYTES):
-            key, oldest = next(iter(self._by_key.items()))
-            if oldest is command or not oldest.answer:
+        # A command that runs for long holds up nobody: the oldest answers behind it go.
+        for key, old in list(self._by_key.items()):
+            if old is command or (len(self._by_key) <= KEPT_RESULTS and self._kept <= KEPT_BYTES):
                 return
-            self._kept -= len(oldest.answer)
-            del self._by_key[key]
-            self._forgotten[key] = None
+            if old.answer:
+                self._kept -= len(old.answer)
+                del self._by_key[key]
+                self._forgotten[key] = None
 
     def spawn(self, request: dict[str, Any], key: str, stdio: tuple[int, int, int]) -> int:
         argv, user = request["argv"], request.get("user", "")

@@ -18,7 +18,7 @@ async def run(context: RoleContext) -> None:
     model, version = newest_policy(context.folder, context.role)
     await run_engine(
         model, host=context.host, port=context.port, token=context.endpoints.token, version=version,
-        config=context.config.engine,
+        config=context.config.engine, dtype=context.config.model.dtype,
     )  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def newest_policy(folder: RunFolder, role: str) -> tuple[Path, int]:
     if not manifests:
         return folder.warm, 0
     manifest = WeightManifest.model_validate_json(manifests[-1].read_bytes())
-    composed = folder.path / "engines" / role
+    composed = folder.engines / role
     shutil.rmtree(composed, ignore_errors=True)
     composed.mkdir(parents=True)
     for file in folder.warm.iterdir():

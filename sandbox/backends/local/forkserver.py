@@ -114,7 +114,8 @@ class ForkServer:
                 self._cgroups.retry()
                 wait_s = min(wait_s, RETRY_S)
             for key, _ in self._selector.select(wait_s):
-                if key.fd in self._selector.get_map():
+                # A call before this one may have closed the descriptor, and another may have its number by now.
+                if self._selector.get_map().get(key.fd) == key:
                     key.data()
 
     def shutdown(self) -> NoReturn:
@@ -173,14 +174,20 @@ class ForkServer:
         if name in self._children:
             created(f"sandbox {name} exists already")
             return
-        try:
-            listener = bind(f"{name}.sock")
-            status_read, status_write = os.pipe()
-            uid = self._free_uid()
-            pid = self._fork()
-        except OSError as error:
-            created(f"fork server: {error}")
-            return
+        uid = self._free_uid()
+        with contextlib.ExitStack() as undo:
+            try:
+                listener = bind(f"{name}.sock")
+                undo.callback(self._remove_traces, name)
+                undo.callback(listener.close)
+                status_read, status_write = os.pipe()
+                for fd in (status_read, status_write):
+                    undo.callback(os.close, fd)
+                pid = self._fork()
+            except OSError as error:
+                created(f"fork server: {error}")
+                return
+            undo.pop_all()
         if pid == 0:
             self._become(name, spec, uid, listener, status_write)
         listener.close()

@@ -132,7 +132,8 @@ async def test_bodies_that_are_hardly_json(start_gateway: StartGateway, say: Any
             lone = b'{"messages": [{"role": "user", "content": "\\udc80 binary"}]}'
             answer = await service.request("POST", path, content=lone)
             assert answer.json()["choices"][0]["message"]["content"] == "a"
-            for body in (b"{", b"[]", b'{"messages": []}', b'{"messages": [{"role": "user"}], "n": 2}'):
+            asked = b'{"messages": [{"role": "user"}]'
+            for body in (b"{", b"[]", b'{"messages": []}', asked + b', "n": 2}', asked + b', "stop": 5}'):
                 with pytest.raises(RequestError):
                     await service.request("POST", path, content=body)
         finally:

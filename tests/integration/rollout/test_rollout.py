@@ -177,7 +177,7 @@ async def test_a_trainer_that_dies_between_claim_and_commit_loses_nothing(world:
 
 
 async def test_a_run_without_progress_says_what_it_waits_for(world: Any, make_config: Any) -> None:
-    world.config = make_config(no_progress_s=1.0)
+    world.config = make_config(trainer_wait_s=1.0)
     await world.buffer.publish_version(0, step=0, path="v0")
     with pytest.raises(NoProgress, match="waiting for the trainer to take a step") as raised:
         await world.rollout().run()
@@ -194,7 +194,7 @@ async def test_a_run_in_which_every_score_fails_stops_and_names_the_code(
 
 
 async def test_nothing_happens_before_the_first_version(world: Any, make_config: Any) -> None:
-    world.config = make_config(no_progress_s=0.2, eval_tasks=4)
+    world.config = make_config(trainer_wait_s=0.2, eval_tasks=4)
     with pytest.raises(NoProgress, match="first policy version"):
         await world.rollout().run()
     assert world.sessions.sessions == {}
@@ -256,7 +256,7 @@ async def test_at_limit_drop_sweeps_what_got_too_old(world: Any, make_config: An
 
 
 async def test_the_process_serves_its_metrics_and_status(world: Any, make_config: Any, make_rewards: Any) -> None:
-    world.config, world.rewards = make_config(steps=3), make_rewards(infra_every=5)
+    world.config, world.rewards = make_config(steps=3, eval_tasks=2), make_rewards(infra_every=5)
     port = free_port()
     rooms = Rooms(world.environment, world.agent, world.sessions, world.sandboxes, world.rewards)
     running = asyncio.create_task(run_rollout(world.config, rooms, world.database, Listen(port, token="secret")))
@@ -272,3 +272,4 @@ async def test_the_process_serves_its_metrics_and_status(world: Any, make_config
     assert 'agentrl_rollout_episodes_total{source="plain",state="accepted"}' in metrics
     assert 'agentrl_rollout_failures_total{blame="infra",code="SCORER"}' in metrics
     assert "agentrl_rollout_running_episodes" in metrics
+    assert 'agentrl_rollout_eval_success_ratio{label="before"}' in metrics

@@ -114,7 +114,13 @@ async def play(stack: Stack, step: int) -> Batch:
 async def test_engine_and_trainer_agree_at_zero_lag_and_the_policy_learns(stack: Stack) -> None:
     rewards = []
     for step in range(1, 17):
-        assert len((await stack.publish()).urls) == 2
+        applied = await stack.publish()
+        assert len(applied.urls) == 2
+        for prompt, sampled in applied.samples:
+            expected = probe_logprobs(stack.trainer.model, prompt + sampled.token_ids)[-len(sampled.token_ids) :]
+            gaps = [abs(a - b) for a, b in zip(sampled.logprobs, expected, strict=True)]
+            assert sum(gaps) / len(gaps) <= 1e-5
+            assert {run.version for run in sampled.versions} == {stack.trainer.state.version}
         batch = await play(stack, step)
         metrics = await asyncio.to_thread(stack.trainer.train_step, batch)
         assert metrics["train/lag_max"] == 0

@@ -210,8 +210,9 @@ async def test_a_gateway_that_stays_away_is_named(agent: ToolLoop) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as held:
         held.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{held.getsockname()[1]}/s/secret/v1"
-        with pytest.raises(ServiceUnavailable, match="no answer after retries"):
+        with pytest.raises(ServiceUnavailable, match="no answer after retries") as caught:
             await agent.run(context(url))
+    assert "secret" not in str(caught.value), "the URL holds the session's key"
 
 
 async def test_episodes_at_once_keep_their_own_sessions(agent: ToolLoop) -> None:

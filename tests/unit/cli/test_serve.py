@@ -52,3 +52,12 @@ def test_a_model_is_asked_for_by_its_setting(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 2
     assert "model.path" in done.stderr
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "status.json").touch()
+    command = [sys.executable, "-m", "agentrl.cli.main", "serve", "sandbox", "--dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "holds a run" in done.stderr
+    assert not (tmp_path / "config.toml").exists()

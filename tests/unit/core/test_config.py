@@ -112,6 +112,14 @@ def test_without_lag_no_correction_is_needed(overrides: list[str]) -> None:
     assert load_config(None, ["train.loss.correction=none", *overrides]).train.loss.correction == "none"
 
 
+@pytest.mark.parametrize("setting", ["engine.kind=vllm", "sandbox.backend=docker"])
+def test_a_part_that_no_run_can_start_is_refused(setting: str) -> None:
+    key, _, value = setting.partition("=")
+    with pytest.raises(ConfigError, match=f"{key} = '{value}'"):
+        load_config(None, [setting])
+    assert load_config(None, [setting, 'engine.urls=["http://x"]', "sandbox.url=http://y"])
+
+
 def test_a_group_that_could_never_be_ready_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.min_scored = 5 exceeds"):
         load_config(None, ["rollout.min_scored=5", "rollout.group_size=4"])

@@ -44,6 +44,10 @@ def app(token: str = "", ready: Callable[[], Awaitable[str]] | None = None) -> F
     async def bug() -> None:
         raise ZeroDivisionError("n / 0")
 
+    @built.get("/s/{key}/bug")
+    async def bug_in_a_session(key: str) -> None:
+        raise ZeroDivisionError("n / 0")
+
     @built.get("/slow")
     async def slow() -> None:
         await asyncio.sleep(0.3)
@@ -170,3 +174,11 @@ async def test_an_answer_that_is_no_envelope_is_quoted() -> None:
         with pytest.raises(AgentRLError, match=r"HTTP 502: .*upstream is sad"):
             await service.request("GET", "/x")
         await service.close()
+
+
+async def test_a_key_in_the_path_is_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async with shop() as service:
+        with pytest.raises(AgentRLError):
+            await service.request("GET", "/s/sk-very-secret/bug")
+    assert "GET /s/{key}/bug" in caplog.text
+    assert "sk-very-secret" not in caplog.text

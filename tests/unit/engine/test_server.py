@@ -48,6 +48,11 @@ async def test_what_it_does_not_do_is_refused(model_folder: Folder, change: dict
         await service.close()
 
 
+async def test_it_serves_in_the_dtype_it_is_told_whatever_the_folder_holds(model_folder: Folder) -> None:
+    worker = build_worker(model_folder(), version=0, config=CONFIG, dtype="bfloat16")
+    assert {tensor.dtype for tensor in worker.scheduler.runner.tensors().values()} == {torch.bfloat16}
+
+
 async def test_a_session_is_served_from_the_prefix_cache(model_folder: Folder) -> None:
     worker = build_worker(model_folder(), version=0, config=CONFIG)
     async with serving(create_engine_app(worker, token="secret")) as url:

@@ -100,3 +100,8 @@ def test_hosted_tools_are_left_to_the_harness() -> None:
     function = {"type": "function", "function": {"name": "f"}}
     tools = read_tools([function, {"type": "web_search"}])
     assert [tool.name for tool in tools] == ["f"]
+
+
+def test_a_tool_without_a_schema_is_refused_with_its_place() -> None:
+    with pytest.raises(RequestError, match=r"tools\[0\]\.parameters"):
+        read_tools([{"type": "function", "function": {"name": "f", "parameters": "none"}}])

@@ -75,6 +75,14 @@ async def test_the_sandbox_is_alive_while_the_attempt_is_scored_and_closed_after
     assert episode.timings.sandbox_s > 0
 
 
+async def test_the_lease_outlasts_an_agent_that_only_thinks() -> None:
+    sandboxes = InMemorySandboxes()
+    await _player(sandboxes).play(_order(wall_s=900.0))
+    (box,) = sandboxes.boxes.values()
+    assert box.spec.ttl_s >= 900.0
+    assert box.spec.model_copy(update={"ttl_s": SPEC.ttl_s}) == SPEC
+
+
 async def test_a_controller_without_room_is_asked_again_within_the_deadline() -> None:
     sandboxes = InMemorySandboxes(capacity=1)
     holds, release = asyncio.Event(), asyncio.Event()

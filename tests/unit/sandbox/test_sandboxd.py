@@ -6,6 +6,8 @@ import ast
 import base64
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -64,6 +66,22 @@ def test_what_is_malformed_is_refused(body: bytes, tmp_path: Path) -> None:
         status, answer = call("POST", f"{url}/exec", body)
         assert (status, json.loads(answer)["error"]["code"]) == (400, "BAD_REQUEST")
         assert call("GET", f"{url}/nowhere")[0] == 404
+
+
+def test_a_long_command_does_not_keep_the_answers_behind_it(tmp_path: Path) -> None:
+    with sandboxd(tmp_path) as (url, _):
+        script = b'{"argv":["sh","-c","while [ ! -e done ]; do sleep 0.02; done"]}'
+        long = threading.Thread(target=call, args=("POST", f"{url}/exec", script))
+        long.start()
+        while json.loads(call("GET", f"{url}/health")[1])["running"] == 0:
+            time.sleep(0.01)
+        body = json.dumps({"argv": ["head", "-c", "1000000", "/dev/zero"]}).encode()
+        for i in range(8):
+            assert call("POST", f"{url}/exec", body, key=f"k{i}")[0] == 200
+        kept = [call("GET", f"{url}/exec?key=k{i}")[0] for i in range(8)]
+        (tmp_path / "work" / "done").touch()
+        long.join()
+    assert kept == [410] * 2 + [200] * 6
 
 
 def test_without_renewal_it_ends_and_takes_its_processes_along(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ class MemoryWeights:
 
     def __init__(self, events: list[str]) -> None:
         self.published: dict[int, dict[str, Tensor]] = {}
+        self.prompts: dict[int, tuple[int, ...]] = {}
+        """What each version is probed with."""
         self._events = events
 
     def publish(
@@ -39,6 +41,7 @@ class MemoryWeights:
         self._events.append(f"publish {version}")
         assert version not in self.published
         self.published[version] = {name: tensor.clone() for name, tensor in tensors.items()}
+        self.prompts[version] = prompt
         ids = prompt or (1, 2, 3)
         answers = Probe(token_ids=ids, logprobs=probe(ids), tolerance=1e-4)
         manifest = WeightManifest(version=version, step=step, file="f", total_bytes=0, tensors=(), probe=answers)
@@ -58,7 +61,7 @@ class Replica:
         if manifest.version == self._dies_at:
             raise WeightsError("no replica")
         self._events.append(f"apply {manifest.version}")
-        return Applied(urls=("replica",), mismatch_mean_abs=1e-7)
+        return Applied(urls=("replica",), samples=())
 
 
 class Rows:
@@ -106,6 +109,16 @@ async def test_a_step_goes_through_its_stations_in_order(tmp_path: Path) -> None
     assert run.source.claimed == {1: 0, 2: 1}
     declared = {spec.name for spec in SPECS}
     assert {name for name in run.sink.rows[2] if not name.startswith("reward/mean/")} <= declared
+
+
+async def test_a_version_is_probed_with_less_than_a_whole_trajectory(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    await run.process(TrainConfig(steps=1))
+    batch = await run.source.take(2, version=1, groups=2)
+    whole = batch.groups[0].episodes[0].trajectories[0].token_ids
+    assert run.weights.prompts[0] == ()
+    # A trajectory may fill the context, in which a probe samples one token more.
+    assert 0 < len(run.weights.prompts[1]) < len(whole)
 
 
 async def test_a_resume_republishes_the_checkpoint_as_a_new_version(tmp_path: Path) -> None:

@@ -9,13 +9,17 @@ import torch
 
 from agentrl.core.errors import EngineError, ServiceUnavailable, WeightsError
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import WeightManifest
+from agentrl.core.types import GenerateRequest, WeightManifest
 from agentrl.testing.engine import ScriptedEngine
 from agentrl.weights.metrics import SPECS
 from agentrl.weights.publish import WeightFolder
 from agentrl.weights.updater import Updater
 
 Publish = Callable[[int], tuple[WeightManifest, Path]]
+
+
+def reply(request: GenerateRequest) -> list[int]:
+    return [1, 2, 3]
 
 
 class MemoryPool:
@@ -49,7 +53,7 @@ class Hanging(ScriptedEngine):
     """Never finishes staging until it is released."""
 
     def __init__(self, url: str) -> None:
-        super().__init__([], url=url)
+        super().__init__(reply, url=url)
         self.released = asyncio.Event()
 
     async def stage_weights(self, manifest_path: Path) -> None:
@@ -79,7 +83,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_every_replica_is_brought_up_and_told_to_the_pool(publish: Publish) -> None:
-    pool, a, b = MemoryPool(), ScriptedEngine([], url="a"), ScriptedEngine([], url="b")
+    pool, a, b = MemoryPool(), ScriptedEngine(reply, url="a"), ScriptedEngine(reply, url="b")
     updater = updater_of(pool, a, b)
     async with updater.running():
         for version in (0, 1):
@@ -92,7 +96,7 @@ async def test_every_replica_is_brought_up_and_told_to_the_pool(publish: Publish
 
 
 async def test_a_replica_that_refuses_stays_out_at_its_old_version_and_is_retried(publish: Publish) -> None:
-    pool, good, bad = MemoryPool(), ScriptedEngine([], url="good"), ScriptedEngine([], url="bad")
+    pool, good, bad = MemoryPool(), ScriptedEngine(reply, url="good"), ScriptedEngine(reply, url="bad")
     updater = updater_of(pool, good, bad)
     async with updater.running():
         await updater.apply(*publish(0))
@@ -105,7 +109,7 @@ async def test_a_replica_that_refuses_stays_out_at_its_old_version_and_is_retrie
 
 
 async def test_a_replica_with_a_wrong_probe_takes_no_calls(publish: Publish) -> None:
-    pool, good, bad = MemoryPool(), ScriptedEngine([], url="good"), ScriptedEngine([], url="bad")
+    pool, good, bad = MemoryPool(), ScriptedEngine(reply, url="good"), ScriptedEngine(reply, url="bad")
     updater = updater_of(pool, good, bad)
     async with updater.running():
         bad.probe_error = 2e-4
@@ -117,7 +121,7 @@ async def test_a_replica_with_a_wrong_probe_takes_no_calls(publish: Publish) -> 
 
 @pytest.mark.parametrize("error", [float("nan"), float("inf")])
 async def test_a_probe_that_is_not_finite_fails(publish: Publish, error: float) -> None:
-    pool, engine = MemoryPool(), ScriptedEngine([], url="a")
+    pool, engine = MemoryPool(), ScriptedEngine(reply, url="a")
     engine.probe_error = error
     updater = updater_of(pool, engine, deadline_s=0.1)
     async with updater.running():
@@ -144,7 +148,7 @@ async def test_a_failed_commit_still_resumes_and_is_retried(publish: Publish) ->
 
 
 async def test_no_replica_by_the_deadline_says_why(publish: Publish) -> None:
-    pool, engine = MemoryPool(), ScriptedEngine([], url="a")
+    pool, engine = MemoryPool(), ScriptedEngine(reply, url="a")
     engine.refuse_weights = WeightsError("disk is full")
     updater = updater_of(pool, engine, deadline_s=0.1)
     async with updater.running():
@@ -153,7 +157,7 @@ async def test_no_replica_by_the_deadline_says_why(publish: Publish) -> None:
 
 
 async def test_a_slow_replica_is_out_of_the_pool_until_it_catches_up(publish: Publish) -> None:
-    pool, quick, slow = MemoryPool(), ScriptedEngine([], url="quick"), Hanging("slow")
+    pool, quick, slow = MemoryPool(), ScriptedEngine(reply, url="quick"), Hanging("slow")
     updater = updater_of(pool, quick, slow, settle_s=0.05)
     async with updater.running():
         assert (await updater.apply(*publish(0))).urls == ("quick",)
@@ -163,7 +167,7 @@ async def test_a_slow_replica_is_out_of_the_pool_until_it_catches_up(publish: Pu
 
 
 async def test_a_replica_that_restarted_with_older_weights_is_brought_back(publish: Publish) -> None:
-    pool, engine = MemoryPool(), ScriptedEngine([], url="a")
+    pool, engine = MemoryPool(), ScriptedEngine(reply, url="a")
     updater = updater_of(pool, engine)
     async with updater.running():
         await updater.apply(*publish(0))
@@ -173,7 +177,7 @@ async def test_a_replica_that_restarted_with_older_weights_is_brought_back(publi
 
 
 async def test_a_pool_that_is_away_is_told_later(publish: Publish) -> None:
-    pool, engine = MemoryPool(), ScriptedEngine([], url="a")
+    pool, engine = MemoryPool(), ScriptedEngine(reply, url="a")
     pool.away = True
     updater = updater_of(pool, engine)
     async with updater.running():
@@ -186,7 +190,7 @@ async def test_a_pool_that_is_away_is_told_later(publish: Publish) -> None:
 
 
 async def test_a_newer_target_replaces_one_that_keeps_failing(publish: Publish) -> None:
-    pool, good, bad = MemoryPool(), ScriptedEngine([], url="good"), ScriptedEngine([], url="bad")
+    pool, good, bad = MemoryPool(), ScriptedEngine(reply, url="good"), ScriptedEngine(reply, url="bad")
     bad.refuse_weights = WeightsError("no")
     updater = updater_of(pool, good, bad)
     async with updater.running():
@@ -201,7 +205,7 @@ async def test_a_newer_target_replaces_one_that_keeps_failing(publish: Publish) 
 
 
 async def test_an_error_of_the_block_comes_out_as_it_is(publish: Publish) -> None:
-    updater = updater_of(MemoryPool(), ScriptedEngine([], url="a"))
+    updater = updater_of(MemoryPool(), ScriptedEngine(reply, url="a"))
 
     async def block() -> None:
         async with updater.running():
