@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.core.config import SandboxConfig
 from agentrl.core.db import open_database, sqlite_url
 from agentrl.core.errors import SandboxError
 from agentrl.core.telemetry import Metrics
@@ -63,7 +64,9 @@ class FailingBackend:
 @asynccontextmanager
 async def controller(backend: FailingBackend, folder: Path, *, sweep_s: float) -> AsyncIterator[Controller]:
     database = await open_database(sqlite_url(folder / "sandbox.db"), room="sandbox", migrations=MIGRATIONS)
-    made = Controller(backend, SandboxStore(database), metrics=Metrics(SPECS), capacity=1, sweep_s=sweep_s)
+    made = Controller(
+        backend, SandboxStore(database), metrics=Metrics(SPECS), config=SandboxConfig(capacity=1), sweep_s=sweep_s
+    )
     await made.start()
     try:
         yield made
@@ -79,7 +82,7 @@ async def test_a_close_that_failed_is_finished_by_the_next_sweep(tmp_path: Path)
         with pytest.raises(SandboxError):
             await made.close(record.id, "closed")
         await made.sweep()
-        assert (await made.get(record.id)).state is SandboxState.CLOSED
+        assert (await made.records.get(record.id)).state is SandboxState.CLOSED
         await made.create("o", "again", SandboxSpec())
 
 
