@@ -94,7 +94,7 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int], user: str = "") -> int:
+def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...], user: str = "") -> int:
     """Start `argv` in a session of its own and return its pid. OSError when it cannot be executed."""
     path = find(argv[0], env.get("PATH", ""), cwd)
     os.chdir(cwd)
@@ -105,16 +105,23 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int,
     return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigdef=defaults)
 
 
-def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, int, int], user: str) -> int:
+def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, ...], user: str) -> int:
     """By fork and exec: posix_spawn is of Python 3.8, and cannot become another user."""
     import subprocess  # only here, since it doubles what the runtime keeps in memory
 
     become = become_user(user) if user else None
-    stdin, stdout, stderr = stdio
+    stdin, stdout, stderr = stdio[:3]
+
+    def prepare() -> None:
+        for number, fd in enumerate(stdio[3:], 3):
+            os.dup2(fd, number)
+        if become is not None:
+            become()
+
     try:
         process = subprocess.Popen(
             argv, executable=path, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
-            preexec_fn=become,
+            preexec_fn=prepare, pass_fds=range(3, len(stdio)),
         )  # fmt: skip
     except subprocess.SubprocessError:
         raise PermissionError(1, f"may not become user {user!r}") from None
