@@ -31,7 +31,7 @@ from agentrl.core.errors import (
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
 from sandbox.backends.kubernetes import manifests, pods
-from sandbox.backends.kubernetes.cluster import Cluster, Object
+from sandbox.backends.kubernetes.cluster import Cluster, Object, pause_between_tries
 from sandbox.backends.kubernetes.watch import PodWatch
 from sandbox.channel import Channel, Stream
 
@@ -42,6 +42,8 @@ GRACE = {"gracePeriodSeconds": "1"}
 FORCE_AFTER_S = 30.0
 """Seconds that a node has to confirm a deletion before the pod is removed without it."""
 CONNECT_S = 5.0
+CONFLICTS = 6
+"""Times that a deletion is tried against conflicts."""
 KEPT_CAUSES = 10_000
 
 
@@ -174,7 +176,12 @@ class KubernetesBackend:
     async def _deleted(self, sandbox_id: str, query: dict[str, str]) -> bool:
         """Delete a pod and wait until it is gone; False when its node takes too long."""
         cluster, watch = self._connected()
-        reply = await cluster.call("DELETE", f"pods/{sandbox_id}", query=query, allow=(404, 409))
+        for attempt in range(CONFLICTS):
+            reply = await cluster.call("DELETE", f"pods/{sandbox_id}", query=query, allow=(404, 409))
+            if reply.status != 409:
+                break
+            # Somebody changed the pod in between, e.g. its node.
+            await pause_between_tries(attempt)
         if reply.status == 404:
             watch.forget(sandbox_id)
             return True
@@ -187,6 +194,7 @@ class KubernetesBackend:
 
     async def inventory(self) -> Inventory:
         _, watch = self._connected()
+        watch.check()
         live = {name for name, pod in watch.pods.items() if name not in self._destroying and pods.ended(pod) is None}
         return Inventory(live=frozenset(live), ended=dict(self._causes))
 
