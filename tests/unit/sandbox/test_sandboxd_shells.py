@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import shutil
 import threading
 import time
@@ -44,10 +45,9 @@ def test_state_passes_and_status_is_not_output(url: str, program: str, tmp_path:
     assert (result["status"], result["exit_code"], result["stdout"]) == ("EXITED", 3, b"/tmp\nits $1 2\n")
     assert run(shell, "if then", "3")["exit_code"] != 0
     assert run(shell, "cat; printf 'no newline'; echo 0 >&3", "4")["stdout"] == b"no newline"
-    noise = run(shell, "printf '5 0\\n'; head -c 300000 /dev/urandom | tee copy; (exit 9)", "5")
+    noise = run(shell, f"printf '5 0\\n'; head -c 300000 /dev/urandom | tee {tmp_path}/copy; (exit 9)", "5")
     assert (noise["exit_code"], noise["stdout_total"]) == (9, 300004)
-    assert noise["stdout"][4:] == Path("/tmp/copy").read_bytes()
-    Path("/tmp/copy").unlink()
+    assert noise["stdout"][4:] == (tmp_path / "copy").read_bytes()
     assert run(shell, "for i in 1 2; do\n  echo $i\ndone # end", "6")["stdout"] == b"1\n2\n"
     assert run(shell, "nonesuch", "7")["exit_code"] == 127
 
@@ -73,13 +73,14 @@ def test_a_background_child_delays_nothing_and_the_next_command_has_its_own_outp
     [
         ("echo last; exit 4", "EXITED", 4, None),
         ("echo last; kill -9 $$", "SIGNALED", None, 9),
-        ("echo last; setsid sleep 8801 & while :; do :; done", "TIMEOUT", None, 15),
+        ("echo last; setsid sleep 88{pid} & while :; do :; done", "TIMEOUT", None, 15),
     ],
 )
 def test_a_dead_shell_says_how_it_died_and_runs_nothing_more(
     url: str, command: str, status: str, code: int | None, number: int | None
 ) -> None:
     shell = opened(url)
+    command = command.format(pid=os.getpid())
     result = run(shell, command, "1", timeout_s=0.5)
     assert (result["status"], result["exit_code"], result["signal"]) == (status, code, number)
     assert result["stdout"].startswith(b"last\n") or status == "TIMEOUT"
@@ -87,7 +88,7 @@ def test_a_dead_shell_says_how_it_died_and_runs_nothing_more(
     assert (dead["code"], dead["blame"], dead["ran"]) == ("SANDBOX", "agent", "no")
     assert run(shell, command, "1", timeout_s=0.5)["status"] == status
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert b"sleep\x008801\x00" not in commands
+    assert b"sleep\x0088%d\x00" % os.getpid() not in commands
 
 
 def test_closed_and_unknown_shells(url: str) -> None:
