@@ -19,7 +19,7 @@ from sandbox.api import LOST_LEADERSHIP, MIGRATIONS
 from sandbox.client import SandboxClient
 from sandbox.election import Election
 
-LEASE = {"leader_lease_s": 3.0}
+LEASE = {"leader_lease_s": 6.0}
 
 
 @pytest.fixture
@@ -33,14 +33,14 @@ async def databases(store_url: str) -> AsyncIterator[tuple[Database, Database]]:
 
 
 async def test_one_of_two_leads_until_it_resigns_or_is_silent(databases: tuple[Database, Database]) -> None:
-    one, two = (Election(db, url=f"http://{n}", lease_s=1.0) for n, db in enumerate(databases))
+    one, two = (Election(db, url=f"http://{n}", lease_s=3.0) for n, db in enumerate(databases))
     runs = [asyncio.create_task(one.campaign()), asyncio.create_task(two.campaign())]
     done, waiting = await asyncio.wait(runs, return_when=asyncio.FIRST_COMPLETED)
     assert len(done) == 1
     leader, follower = (one, two) if runs[0] in done else (two, one)
     lost = asyncio.Event()
     holding = asyncio.create_task(leader.hold(lost.set))
-    await asyncio.wait(waiting, timeout=2.0)
+    await asyncio.wait(waiting, timeout=4.0)
     assert not any(run.done() for run in waiting), "a leader that renews keeps its seat"
     assert follower.seat is not None
     assert follower.seat.url == ("http://0" if leader is one else "http://1")
@@ -49,7 +49,7 @@ async def test_one_of_two_leads_until_it_resigns_or_is_silent(databases: tuple[D
     await leader.hold(lost.set)
     assert lost.is_set(), "who was silent for a lease finds out that another leads"
     await follower.resign()
-    await asyncio.wait_for(leader.campaign(), 5.0)
+    await asyncio.wait_for(leader.campaign(), 20.0)
 
 
 async def test_a_standby_tells_who_leads_and_takes_over_with_every_sandbox(tmp_path: Path) -> None:
@@ -61,6 +61,7 @@ async def test_a_standby_tells_who_leads_and_takes_over_with_every_sandbox(tmp_p
     standby = Service(second.url, token=TOKEN)
     await told(standby, first.url)
     assert not await standby.healthy()
+    assert (await standby.request("GET", "/healthz")).json()["status"] == "ok", "alive, though not ready"
 
     await first.signal(signal.SIGKILL)
     sandbox = client.handle(made.id)
@@ -77,6 +78,7 @@ async def test_a_standby_tells_who_leads_and_takes_over_with_every_sandbox(tmp_p
 
     os.kill(first.pid, signal.SIGSTOP)
     await second.start()
+    await leads(standby)
     third = SandboxClient(second.url, token=TOKEN, patience_s=60.0)
     assert (await third.handle(made.id).exec(sh("echo third"))).stdout == b"third\n"
     os.kill(first.pid, signal.SIGCONT)
@@ -87,6 +89,14 @@ async def test_a_standby_tells_who_leads_and_takes_over_with_every_sandbox(tmp_p
     fork_server(tmp_path).kill()
     for service in (standby, back, client, third):
         await service.close()
+
+
+async def leads(service: Service) -> None:
+    for _ in range(600):
+        if await service.healthy():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{service.base_url} did not come to lead")
 
 
 async def told(standby: Service, leader: str) -> None:
