@@ -161,17 +161,19 @@ class KubernetesBackend:
 
     async def destroy(self, sandbox_id: str) -> None:
         _, watch = self._connected()
+        # Until the watch says that it is gone: what happens to the pod in between is our doing.
         self._destroying.add(sandbox_id)
         try:
             known = watch.pods.get(sandbox_id)
             graceful = known is None or not pods.node_is_gone(known)
-            if graceful and await self._deleted(sandbox_id, GRACE):
-                return
-            log.warning("pod %s: its node does not confirm the deletion, so it is removed without", sandbox_id)
-            await self._deleted(sandbox_id, {"gracePeriodSeconds": "0"})
-            watch.forget(sandbox_id)
+            if not (graceful and await self._deleted(sandbox_id, GRACE)):
+                log.warning("pod %s: its node does not confirm the deletion, so it is removed without", sandbox_id)
+                await self._deleted(sandbox_id, {"gracePeriodSeconds": "0"})
+                watch.forget(sandbox_id)
         finally:
-            self._destroying.discard(sandbox_id)
+            pod = watch.pods.get(sandbox_id)
+            if pod is None or not pods.dead(pod):
+                self._destroying.discard(sandbox_id)
 
     async def _deleted(self, sandbox_id: str, query: dict[str, str]) -> bool:
         """Delete a pod and wait until it is gone; False when its node takes too long."""
@@ -188,7 +190,7 @@ class KubernetesBackend:
         if reply.body.get("kind") == "Pod":
             watch.learned(reply.body)
         try:
-            return await watch.until(sandbox_id, lambda pod: True if pod is None else None, FORCE_AFTER_S)
+            return await watch.until(sandbox_id, pods.dead, FORCE_AFTER_S)
         except TimeoutError:
             return False
 
@@ -281,6 +283,8 @@ class KubernetesBackend:
     def _changed(self, name: str, pod: Object | None) -> None:
         """The watch says that a pod is new, other than before, or gone."""
         if name in self._destroying:
+            if pod is None:
+                self._destroying.discard(name)
             return
         cause = pods.ended(pod) if pod is not None else "its pod was deleted by somebody else"
         if cause is None or name in self._causes:
