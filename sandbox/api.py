@@ -6,7 +6,8 @@ Routes are Starlette's own: they skip FastAPI's per-call machinery, of which not
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import os
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -29,8 +30,10 @@ from sandbox.backends.kubernetes.backend import KubernetesBackend
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.channel import Answer
 from sandbox.controller import Controller
+from sandbox.election import Election
 from sandbox.metrics import SPECS
 from sandbox.passing import PASSED
+from sandbox.standby import candidate, controller_of
 from sandbox.states import Record
 from sandbox.store import SandboxStore
 
@@ -38,7 +41,14 @@ V = TypeVar("V", bound=Value)
 
 LONGEST_WAIT_S = 30.0
 """How long `GET /v1/events` waits at most."""
+LOST_LEADERSHIP = 5
+"""Exit code."""
 MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+def leave() -> None:
+    """End this process at once: closing what another leader has would be wrong. Whoever started us starts a standby."""
+    os._exit(LOST_LEADERSHIP)
 
 
 class CreateRequest(Value):
@@ -79,16 +89,28 @@ def create_sandbox_app(
     store_url: str = "",
     token: str = "",
     sweep_s: float = 3.0,
+    address: str = "",
+    lost: Callable[[], None] = leave,
 ) -> FastAPI:
-    """The service. `folder` holds the backend's state, and the SQLite store when `store_url` is empty."""
+    """The service. `folder` holds the backend's state, and the SQLite store when `store_url` is empty.
+
+    With a leader's lease in the config, `address` is told to others, and `lost` is called when another one leads.
+    """
     metrics = Metrics(SPECS)
     backend = make_backend(config, folder / "sandbox")
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         url = store_url or sqlite_url(folder / "sandbox.db")
-        store = SandboxStore(await open_database(url, room="sandbox", migrations=MIGRATIONS))
+        database = await open_database(url, room="sandbox", migrations=MIGRATIONS)
+        store = SandboxStore(database)
         controller = Controller(backend, store, metrics=metrics, config=config, sweep_s=sweep_s)
+        if config.leader_lease_s:
+            election = Election(database, url=config.advertise or address, lease_s=config.leader_lease_s)
+            async with candidate(app.state, controller, election, lost):
+                yield
+            await store.close()
+            return
         await controller.start()
         app.state.controller = controller
         try:
@@ -96,8 +118,16 @@ def create_sandbox_app(
         finally:
             await controller.stop()
 
+    async def ready() -> str:
+        return "" if app.state.controller is not None else "leadership: another controller leads"
+
     app = create_app(
-        "sandbox", metrics=metrics, token=token, lifespan=lifespan, facts=lambda: {"isolation": backend.isolation}
+        "sandbox",
+        metrics=metrics,
+        token=token,
+        ready=ready,
+        lifespan=lifespan,
+        facts=lambda: {"isolation": backend.isolation},
     )
     app.router.routes.extend(ROUTES)
     return app
@@ -106,14 +136,10 @@ def create_sandbox_app(
 async def run_sandbox(
     config: SandboxConfig, *, folder: Path, store_url: str = "", host: str = "127.0.0.1", port: int, token: str = ""
 ) -> None:
-    """Serve until SIGTERM, then close every sandbox."""
-    app = create_sandbox_app(config, folder=folder, store_url=store_url, token=token)
+    """Serve until SIGTERM, then close every sandbox, or leave them to the next leader where there may be one."""
+    address = f"http://{host}:{port}"
+    app = create_sandbox_app(config, folder=folder, store_url=store_url, token=token, address=address)
     await server(app, host=host, port=port).serve()
-
-
-def _controller(request: Request) -> Controller:
-    controller: Controller = request.app.state.controller
-    return controller
 
 
 async def _body(request: Request, kind: type[V]) -> tuple[V, bytes]:
@@ -153,43 +179,43 @@ def _passed(answer: Answer) -> Response:
 
 async def create(request: Request) -> Response:
     body, _ = await _body(request, CreateRequest)
-    return _view(await _controller(request).create(body.owner, _key(request), body.spec))
+    return _view(await controller_of(request).create(body.owner, _key(request), body.spec))
 
 
 async def create_group(request: Request) -> Response:
     body, _ = await _body(request, GroupRequest)
-    return _listed(await _controller(request).create_group(body.owner, body.members))
+    return _listed(await controller_of(request).create_group(body.owner, body.members))
 
 
 async def listing(request: Request) -> Response:
     live = request.query_params.get("live", "true") != "false"
-    records = await _controller(request).records.list(owner=request.query_params.get("owner"), live=live)
+    records = await controller_of(request).records.list(owner=request.query_params.get("owner"), live=live)
     return _listed(records)
 
 
 async def close_by_key(request: Request) -> Response:
-    return _view(await _controller(request).close_key(_query(request, "owner"), _query(request, "key")))
+    return _view(await controller_of(request).close_key(_query(request, "owner"), _query(request, "key")))
 
 
 async def get(request: Request) -> Response:
-    return _view(await _controller(request).records.get(request.path_params["id"]))
+    return _view(await controller_of(request).records.get(request.path_params["id"]))
 
 
 async def close(request: Request) -> Response:
-    return _view(await _controller(request).close(request.path_params["id"], "closed"))
+    return _view(await controller_of(request).close(request.path_params["id"], "closed"))
 
 
 async def execute(request: Request) -> Response:
     body, raw = await _body(request, ExecRequest)
-    return _passed(await _controller(request).relay.exec(request.path_params["id"], body, raw, _key(request)))
+    return _passed(await controller_of(request).relay.exec(request.path_params["id"], body, raw, _key(request)))
 
 
 async def exec_result(request: Request) -> Response:
-    return _passed(await _controller(request).relay.exec_result(request.path_params["id"], _query(request, "key")))
+    return _passed(await controller_of(request).relay.exec_result(request.path_params["id"], _query(request, "key")))
 
 
 async def commands(request: Request) -> Response:
-    found = await _controller(request).relay.commands(request.path_params["id"])
+    found = await controller_of(request).relay.commands(request.path_params["id"])
     views = ",".join(command.model_dump_json() for command in found)
     return Response(f'{{"commands":[{views}]}}', media_type="application/json")
 
@@ -199,18 +225,18 @@ async def events(request: Request) -> Response:
         after, wait_s = int(request.query_params.get("after", "0")), float(request.query_params.get("wait", "0"))
     except ValueError as error:
         raise RequestError(f"{request.method} {request.url.path}: {error}") from None
-    page = await _controller(request).events(after, wait_s=min(wait_s, LONGEST_WAIT_S))
+    page = await controller_of(request).events(after, wait_s=min(wait_s, LONGEST_WAIT_S))
     return Response(page.model_dump_json(), media_type="application/json")
 
 
 async def sweep(request: Request) -> Response:
-    swept = await _controller(request).sweep()
+    swept = await controller_of(request).sweep()
     return Response(swept.model_dump_json(), media_type="application/json")
 
 
 async def renew(request: Request) -> Response:
     body, _ = await _body(request, RenewRequest)
-    return _view(await _controller(request).relay.renew(request.path_params["id"], body.ttl_s))
+    return _view(await controller_of(request).relay.renew(request.path_params["id"], body.ttl_s))
 
 
 ROUTES = [

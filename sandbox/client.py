@@ -96,10 +96,13 @@ class RemoteSandbox(PassedCalls):
 
 
 class SandboxClient:
-    """The controller at `base_url`."""
+    """The controller at `base_url`, or the leader of several, separated by commas."""
 
     def __init__(self, base_url: str, *, token: str = "", patience_s: float = 20.0) -> None:
-        self._service = Service(base_url, token=token)
+        self._urls, self._token = base_url.split(","), token
+        self._services: dict[str, Service] = {}
+        self._url = self._urls[0]
+        """Who is asked: the leader as far as we know."""
         self._patience_s = patience_s
         self._releases: set[asyncio.Task[None]] = set()
 
@@ -207,7 +210,20 @@ class SandboxClient:
         return (await self.fetch(method, path, **options)).content
 
     async def fetch(self, method: str, path: str, **options: Any) -> httpx.Response:
-        return await self._service.request(method, path, **options)
+        url = self._url
+        service = self._services.get(url)
+        if service is None:
+            service = self._services[url] = Service(url, token=self._token)
+        try:
+            return await service.request(method, path, **options)
+        except ServiceUnavailable as error:
+            if url == self._url:
+                self._url = error.detail.get("leader") or self._after(url)
+            raise
+
+    def _after(self, url: str) -> str:
+        """Whom to ask when `url` does not answer."""
+        return self._urls[(self._urls.index(url) + 1) % len(self._urls)] if url in self._urls else self._urls[0]
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
         """Repeat an attempt that is safe to repeat while the controller is away."""
@@ -224,7 +240,8 @@ class SandboxClient:
     async def close(self) -> None:
         if self._releases:
             await asyncio.wait(self._releases)
-        await self._service.close()
+        for service in self._services.values():
+            await service.close()
 
 
 async def _together(closings: Iterable[Awaitable[None]]) -> None:

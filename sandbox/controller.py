@@ -82,13 +82,24 @@ class Controller:
 
     async def stop(self) -> None:
         """Close every sandbox, then the backend and the store."""
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
+        await self._halt()
         closings = (self.close(sandbox_id, "the controller was stopped") for sandbox_id in list(self.records.live))
         await asyncio.gather(*closings, self.pool.close(), return_exceptions=True)
         await self.backend.stop()
         await self._store.close()
+
+    async def detach(self) -> None:
+        """Leave every sandbox to the next controller, and the store as it has to be for it."""
+        await self._halt()
+        await asyncio.gather(*self._creating.values(), *self._closing.values(), return_exceptions=True)
+        await self.pool.close()
+        await self.records.flush()
+        await self.backend.detach()
+
+    async def _halt(self) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
 
     def _background(self, work: Coroutine[None, None, None]) -> None:
         task: asyncio.Task[None] = asyncio.create_task(work)

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrl.core.db import Database
 from agentrl.core.types import SandboxState
+from sandbox.reach import reachable
 from sandbox.states import Record
 from sandbox.views import EventPage, SandboxEvent
 
@@ -35,7 +36,7 @@ class Feed:
         """The newest number given."""
 
     async def load(self) -> None:
-        async with self._database.read() as connection:
+        async with reachable(), self._database.read() as connection:
             self._last = (await connection.execute(sa.select(sa.func.max(events.c.seq)))).scalar() or 0
 
     def note(self, record: Record) -> None:
@@ -73,7 +74,7 @@ class Feed:
 
     async def _read(self, after: int) -> EventPage:
         query = sa.select(events).where(events.c.seq > after).order_by(events.c.seq).limit(PAGE)
-        async with self._database.read() as connection:
+        async with reachable(), self._database.read() as connection:
             rows = (await connection.execute(query)).mappings().all()
         found = tuple(SandboxEvent(**{**row, "state": SandboxState(row["state"])}) for row in rows)
         return EventPage(

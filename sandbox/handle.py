@@ -1,4 +1,4 @@
-"""Files and processes of one sandbox over HTTP: the part of `client.RemoteSandbox` that goes through to sandboxd.
+"""Files, processes and shells of one sandbox over HTTP: the part of `RemoteSandbox` that goes through to sandboxd.
 
 Invariant: bytes are checked against the digest that travels with them; what may have happened and must not happen
 twice (input, signals) is never sent again.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Protocol, TypeVar
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.core.errors import SandboxError
-from agentrl.core.types import OutputChunk, ProcessRequest, ProcessView, Value
+from agentrl.core.types import ExecResult, OutputChunk, ProcessRequest, ProcessView, Value
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
@@ -119,5 +119,42 @@ class PassedCalls:
         url, params = f"{self._process_path(process_id)}/stdin", {"last": int(last)}
         return parse(ProcessView, (await self._caller.fetch("POST", url, params=params, content=data)).content)
 
+    # --- shells --------------------------------------------------------------------------------
+
+    async def open_shell(
+        self, argv: tuple[str, ...] = ("sh",), *, env: Mapping[str, str] | None = None, key: str | None = None
+    ) -> RemoteShell:
+        """A shell that keeps its state from command to command; it ends with the sandbox at the latest."""
+        shell_id = key or uuid.uuid4().hex
+        body, fetch = {"argv": argv, "env": dict(env or {})}, self._caller.fetch
+        headers = {"idempotency-key": shell_id}
+        await self._caller.patiently(lambda: fetch("POST", f"{self._path}/shells", json=body, headers=headers))
+        return RemoteShell(self._caller, f"{self._path}/shells/{quote(shell_id, safe='')}")
+
     def _process_path(self, process_id: str) -> str:
         return f"{self._path}/processes/{quote(process_id, safe='')}"
+
+
+class RemoteShell:
+    """One shell. A command that times out ends it, as does `exit`: SandboxError then says so, with `ran=no`."""
+
+    def __init__(self, caller: Caller, path: str) -> None:
+        self._caller, self._path = caller, path
+
+    async def run(
+        self, command: str, *, timeout_s: float = 30.0, cap_bytes: int = 1 << 20, key: str | None = None
+    ) -> ExecResult:
+        """Run a command line, one at a time (Conflict otherwise). A replayed key gets the stored result."""
+        body, fetch = {"command": command, "timeout_s": timeout_s, "cap_bytes": cap_bytes}, self._caller.fetch
+        headers, params = {"idempotency-key": key or uuid.uuid4().hex}, {"wait_s": timeout_s}
+        answer = await self._caller.patiently(
+            lambda: fetch(
+                "POST", f"{self._path}/exec", json=body, headers=headers, params=params, timeout_s=timeout_s + SLACK_S
+            )
+        )
+        return parse(ExecResult, answer.content)
+
+    async def close(self) -> None:
+        """Kill it and what it started."""
+        headers = {"idempotency-key": uuid.uuid4().hex}
+        await self._caller.patiently(lambda: self._caller.fetch("POST", f"{self._path}/close", headers=headers))

@@ -1,4 +1,4 @@
-"""Routes that go on to sandboxd as they came: processes, files and archives. Part of `api`.
+"""Routes that go on to sandboxd as they came: processes, shells, files and archives. Part of `api`.
 
 Invariant: the controller looks at neither path nor body; what starts something carries a key, and extends the lease.
 """
@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from agentrl.core.errors import RequestError
-from sandbox.controller import Controller
+from sandbox.standby import controller_of
 
 SLACK_S = 15.0
 """Seconds beyond the wait that a request asks for in which sandboxd must answer."""
@@ -18,7 +18,7 @@ PASSED_HEADERS = ("x-sha256", "x-size")
 
 
 async def forward(request: Request) -> Response:
-    controller: Controller = request.app.state.controller
+    controller = controller_of(request)
     sandbox_id, key = request.path_params["id"], request.headers.get("idempotency-key", "")
     if key and not key.isprintable():
         raise RequestError(f"{request.method} {request.url.path}: the Idempotency-Key has unprintable characters")
@@ -40,6 +40,8 @@ async def forward(request: Request) -> Response:
 PASSED = [
     Route("/v1/sandboxes/{id}/processes", forward, methods=["GET", "POST"]),
     Route("/v1/sandboxes/{id}/processes/{rest:path}", forward, methods=["GET", "POST"]),
+    Route("/v1/sandboxes/{id}/shells", forward, methods=["POST"]),
+    Route("/v1/sandboxes/{id}/shells/{rest:path}", forward, methods=["GET", "POST"]),
     Route("/v1/sandboxes/{id}/files", forward, methods=["GET", "PUT"]),
     Route("/v1/sandboxes/{id}/tar", forward, methods=["GET", "PUT"]),
 ]

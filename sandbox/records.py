@@ -147,8 +147,12 @@ class Records:
         """Write what changed once a second, not once a command; runs until it is cancelled."""
         while True:
             await asyncio.sleep(1.0)
-            dirty, self._dirty = self._dirty, set()
-            saves = (self._store.save(self.live[i]) for i in dirty if i in self.live)
-            for failed in await asyncio.gather(*saves, return_exceptions=True):
-                if isinstance(failed, Exception):
-                    log.error("deadlines were not written: %s", failed)
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Write what changed."""
+        dirty, self._dirty = self._dirty, set()
+        saves = (self._store.save(self.live[i]) for i in dirty if i in self.live)
+        for failed in await asyncio.gather(*saves, return_exceptions=True):
+            if isinstance(failed, Exception):
+                log.error("deadlines were not written: %s", failed)

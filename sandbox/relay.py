@@ -76,7 +76,7 @@ class Relay:
         record = await self._records.ready(sandbox_id)
         if not key:
             return await self._ask(sandbox_id, method, target, body, timeout_s=timeout_s)
-        self._begin(record, 0.0)
+        self._begin(record, timeout_s)
         try:
             return await self._ask(sandbox_id, method, target, body, key, timeout_s)
         finally:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,6 +20,7 @@ from agentrl.core.errors import Conflict, ServiceUnavailable
 from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox import feed
 from sandbox.feed import Feed
+from sandbox.reach import reachable
 from sandbox.states import Record
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class SandboxStore:
                         "controller: nothing was written; run one controller on a store"
                     )
 
-        async with _reachable():
+        async with reachable():
             await self._database.write(work)
         self.feed.wrote(events)
         for record in records:
@@ -150,11 +150,11 @@ class SandboxStore:
             await feed.purge(connection, before)
             return [(owner, key) for owner, key in rows]
 
-        async with _reachable():
+        async with reachable():
             return await self._database.write(work)
 
     async def _select(self, where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
-        async with _reachable(), self._database.read() as connection:
+        async with reachable(), self._database.read() as connection:
             return (await connection.execute(sa.select(sandboxes).where(where))).mappings().all()
 
     async def close(self) -> None:
@@ -162,17 +162,6 @@ class SandboxStore:
         if self._flusher is not None:
             await self._flusher
         await self._database.close()
-
-
-@asynccontextmanager
-async def _reachable() -> AsyncIterator[None]:
-    """Say in our errors what the database's driver says in its own."""
-    try:
-        yield
-    except sa.exc.IntegrityError as error:
-        raise Conflict(f"another controller took an idempotency key or an event's number: {error.orig}") from error
-    except (sa.exc.DBAPIError, sa.exc.TimeoutError, OSError) as error:
-        raise ServiceUnavailable(f"the store does not answer: {error}") from error
 
 
 def _settle(waiting: Sequence[asyncio.Future[None]], error: Exception | None) -> None:

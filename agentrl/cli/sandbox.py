@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.markup import escape
 
 from agentrl.cli.arguments import find_run
+from agentrl.cli.sandbox_copy import get_file, get_folder, put_file, put_folder
 from agentrl.cli.sandbox_shell import Shell
 from agentrl.cli.sandbox_tables import describe, event_line, owners_table, sandbox_table
 from agentrl.core.errors import ConfigError, NotFound
@@ -196,26 +197,20 @@ async def _show_result(handle: RemoteSandbox, key: str) -> None:
 @app.command()
 def cp(
     context: typer.Context,
-    source: Annotated[str, typer.Argument(metavar="FROM", help="A file here, or ID:PATH.", show_default=False)],
-    target: Annotated[str, typer.Argument(metavar="TO", help="A file here, or ID:PATH.", show_default=False)],
+    source: Annotated[str, typer.Argument(metavar="FROM", help="A path here, or ID:PATH.", show_default=False)],
+    target: Annotated[str, typer.Argument(metavar="TO", help="A path here, or ID:PATH.", show_default=False)],
 ) -> None:
-    """Copy one file into a sandbox or out of it."""
+    """Copy a file into a sandbox or out of it, or the content of a folder (a source that ends in /)."""
     inside = [word for word in (source, target) if ":" in word]
     if len(inside) != 1:
-        raise ConfigError(f"copy between a file here and ID:PATH in a sandbox, not {source} to {target}")
+        raise ConfigError(f"copy between a path here and ID:PATH in a sandbox, not {source} to {target}")
     sandbox, path = inside[0].split(":", 1)
-    if target == inside[0]:
-        file = Path(source)
-        if not file.is_file():
-            raise ConfigError(f"{source} is no file here")
-        path = f"{path}{file.name}" if not path or path.endswith("/") else path
-        data, mode = file.read_bytes(), file.stat().st_mode & 0o777
-        _call(context, lambda client: client.handle(sandbox).write(path, data, mode=mode))
+    into = target == inside[0]
+    if source.endswith("/"):
+        copy = put_folder(Path(source), path) if into else get_folder(path, Path(target))
     else:
-        file = Path(target) / Path(path).name if Path(target).is_dir() else Path(target)
-        data = _call(context, lambda client: client.handle(sandbox).read(path))
-        file.write_bytes(data)
-    typer.echo(f"{len(data)} bytes: {source} -> {target}")
+        copy = put_file(Path(source), path) if into else get_file(path, Path(target))
+    typer.echo(f"{_call(context, lambda client: copy(client.handle(sandbox)))} bytes: {source} -> {target}")
 
 
 @app.command()

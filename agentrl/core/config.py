@@ -173,6 +173,11 @@ class SandboxConfig(Section):
     """Sandboxes kept ready of each of the newest shapes (specs without files) that were asked for."""
     tenants: Mapping[str, TenantConfig] = Field(default_factory=dict)
     """By tenant, the part of `owner` before a slash; `default` is for those not named."""
+    leader_lease_s: float = Field(0.0, ge=0)
+    """With several controllers on one store: seconds after which a silent leader is replaced, e.g. 30. 0 means that
+    there is one controller, which leads at once."""
+    advertise: str = ""
+    """URL at which clients reach this controller, told by its standbys; by default its host and port."""
     require_isolation: bool = False
     """Refuse to start where the kernel allows no namespaces, instead of warning."""
     docker: DockerConfig = DockerConfig()

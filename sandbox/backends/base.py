@@ -42,6 +42,10 @@ class Backend(Protocol):
         """End with every sandbox."""
         ...
 
+    async def detach(self) -> None:
+        """Let go of every sandbox as it is, for the next controller."""
+        ...
+
     async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
         """Returns when the sandbox serves and its files are written."""
         ...

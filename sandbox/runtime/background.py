@@ -57,7 +57,8 @@ class Ring:
 class Process(Command):
     """A command that nobody waits for. It holds no lease and has no deadline of its own."""
 
-    capture = Ring
+    capture: Callable[[int, int], Any] = Ring
+    prefix = "process:"
     holds_lease = False
 
     def __init__(self, daemon: Daemon, key: str, digest: str, request: dict[str, Any]) -> None:
@@ -74,7 +75,8 @@ class Process(Command):
             self.ended_at = time.monotonic()
             self._verdict = self.verdict()
             self.answer = json.dumps(self.view()).encode()
-            self.daemon.background.ended(self)
+            del self.daemon.running[self.pid]
+            self.daemon.background.forget()
 
     def view(self) -> dict[str, Any]:
         word, code, number = self._verdict
@@ -190,8 +192,8 @@ class Background:
                 os.killpg(process.pid, number)
         self._reply(connection, process)
 
-    def ended(self, process: Process) -> None:
-        del self._daemon.running[process.pid]
+    def forget(self) -> None:
+        """Keep of the ended ones the newest only."""
         ended = [key for key, known in self._known.items() if known.answer]
         for key in ended[: max(0, len(ended) - KEPT_ENDED)]:
             del self._known[key]

@@ -60,10 +60,15 @@ class Command:
 
     capture: Callable[[int, int], Any] = Capture
     """Makes what takes a stream's bytes, from its descriptor and a cap."""
+    prefix = ""
+    """Keeps the markers of commands, processes and shells apart."""
     holds_lease = True
+    extra_fds: tuple[int, ...] = ()
+    """What the command gets as descriptors 3 and up."""
 
     def __init__(self, daemon: Daemon, key: str, digest: str, request: dict[str, Any]) -> None:
         self.daemon, self.key, self.digest = daemon, key, digest
+        self.marker = self.prefix + key
         self.started = time.monotonic()
         self.started_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.deadline = self.started + float(request.get("timeout_s", 30.0))
@@ -80,7 +85,7 @@ class Command:
         given = self._stdin or self._more_stdin
         inp = os.pipe() if given else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
         try:
-            self.pid = daemon.spawn(request, key, (inp[0], out[1], err[1]))
+            self.pid = daemon.spawn(request, self.marker, (inp[0], out[1], err[1], *self.extra_fds))
         except BaseException:
             for fd in (out[0], err[0], inp[1]):
                 if fd >= 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,8 @@ MARKER = "AGENTRL_COMMAND"
 """Environment variable that names the command a process belongs to."""
 OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 PR_SET_CHILD_SUBREAPER = 36
+LOOKS = 3
+"""How often in a row nobody must be seen until nobody is there."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -71,18 +74,24 @@ def marker_of(pid: int) -> str | None:
     return None
 
 
-def kill_all(victims: Callable[[], set[int]], rounds: int = 64) -> None:
+def kill_all(victims: Callable[[], set[int]], within_s: float = 5.0) -> None:
     """STOP until nobody new appears, then KILL: one that is stopped keeps its place under the process limit, so what
-    forks faster than we look comes to its end there. Again until nobody is left."""
+    forks faster than we look comes to its end there. Again until nobody is left, which takes a process a moment, and
+    longer where its cgroup has used up its CPU time. One look may miss what was forked during it: `LOOKS` settle it."""
     stopped: set[int] = set()
-    for _ in range(rounds):
+    until, empty = time.monotonic() + within_s, 0
+    while empty < LOOKS and time.monotonic() < until:
         alive = victims()
+        empty = 0 if alive else empty + 1
         if not alive:
-            return
+            continue
         fresh = alive - stopped
         for pid in fresh or alive:
             send(pid, signal.SIGSTOP if fresh else signal.SIGKILL)
-        stopped = stopped | fresh if fresh else set()
+        if not fresh:
+            time.sleep(0.001)
+            stopped = {pid for pid in stopped if pid in alive}
+        stopped |= fresh
 
 
 def send(pid: int, number: int) -> bool:
@@ -94,7 +103,7 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int, int], user: str = "") -> int:
+def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...], user: str = "") -> int:
     """Start `argv` in a session of its own and return its pid. OSError when it cannot be executed."""
     path = find(argv[0], env.get("PATH", ""), cwd)
     os.chdir(cwd)
@@ -105,16 +114,23 @@ def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, int,
     return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigdef=defaults)
 
 
-def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, int, int], user: str) -> int:
+def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, ...], user: str) -> int:
     """By fork and exec: posix_spawn is of Python 3.8, and cannot become another user."""
     import subprocess  # only here, since it doubles what the runtime keeps in memory
 
     become = become_user(user) if user else None
-    stdin, stdout, stderr = stdio
+    stdin, stdout, stderr = stdio[:3]
+
+    def prepare() -> None:
+        for number, fd in enumerate(stdio[3:], 3):
+            os.dup2(fd, number)
+        if become is not None:
+            become()
+
     try:
         process = subprocess.Popen(
             argv, executable=path, env=env, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
-            preexec_fn=become,
+            preexec_fn=prepare, pass_fds=range(3, len(stdio)),
         )  # fmt: skip
     except subprocess.SubprocessError:
         raise PermissionError(1, f"may not become user {user!r}") from None

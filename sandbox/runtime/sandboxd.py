@@ -36,6 +36,7 @@ from sandbox.runtime.processes import (
     set_subreaper,
     spawn,
 )
+from sandbox.runtime.shells import Shells, Turn
 from sandbox.runtime.wire import Connection, Refused
 
 C = TypeVar("C", bound=Command)
@@ -89,6 +90,7 @@ class Daemon:
         self._oom_counter = config.oom_counter if config.oom_counter >= 0 else oom_counter()
         self.files = Files(config)
         self.background = Background(self)
+        self.shells = Shells(self)
         self._oom_score = self._open_oom_score()
         # A kubelet gives its pods a score, below which nobody unprivileged may go.
         self._own_oom_score = int(os.pread(self._oom_score, 16, 0)) if self._oom_score >= 0 else 0
@@ -196,13 +198,16 @@ class Daemon:
         elif route.partition(" ")[2].startswith("/processes"):
             method, _, path = route.partition(" ")
             self.background.route(connection, method, path, query, headers.get("idempotency-key", ""), body)
+        elif route.partition(" ")[2].startswith("/shells"):
+            method, _, path = route.partition(" ")
+            self.shells.route(connection, method, path, headers.get("idempotency-key", ""), body)
         else:
             raise Refused(404, "NOT_FOUND", f"sandboxd has no route {route}")
 
     def renew(self, ttl_s: float) -> None:
         self._lease = time.monotonic() + ttl_s
 
-    def _extend(self) -> None:
+    def extend(self) -> None:
         self._lease = max(self._lease, time.monotonic() + self.config.ttl_s)
 
     # --- commands ------------------------------------------------------------------------------
@@ -217,7 +222,7 @@ class Daemon:
             known = self._by_key[key] = self.launch(Command, key, digest, request)
         elif known.digest != digest:
             raise Refused(409, "CONFLICT", f"exec key {key!r} was used with another request: take a fresh key")
-        self._await(connection, known)
+        self.answer_when_done(connection, known)
 
     def launch(self, kind: type[C], key: str, digest: str, request: dict[str, Any]) -> C:
         """Start a command, which extends the lease. Refused when it cannot be executed."""
@@ -228,19 +233,19 @@ class Daemon:
             message = f"cannot execute {request.get('argv', ['?'])[0]!r}: {error.strerror}"
             raise Refused(400, "SANDBOX", message, blame="agent") from None
         self.running[command.pid] = command
-        self._extend()
+        self.extend()
         return command
 
     def _result(self, connection: Connection, key: str) -> None:
         command = self._by_key.get(key)
         if command is not None:
-            self._await(connection, command)
+            self.answer_when_done(connection, command)
         elif key in self._forgotten:
             raise Refused(410, "SANDBOX", f"exec {key!r} ran, but its result is no longer kept", "infra", "yes")
         else:
             raise Refused(404, "NOT_FOUND", f"no exec with key {key!r} was received")
 
-    def _await(self, connection: Connection, command: Command) -> None:
+    def answer_when_done(self, connection: Connection, command: Command | Turn) -> None:
         if command.answer:
             connection.reply(200, command.answer)
         else:
@@ -249,7 +254,7 @@ class Daemon:
 
     def finished(self, command: Command) -> None:
         del self.running[command.pid]
-        self._extend()
+        self.extend()
         waiters, command.waiters = command.waiters, []
         for connection in waiters:
             connection.reply(200, command.answer)
@@ -263,13 +268,13 @@ class Daemon:
                 del self._by_key[key]
                 self._forgotten[key] = None
 
-    def spawn(self, request: dict[str, Any], key: str, stdio: tuple[int, int, int]) -> int:
+    def spawn(self, request: dict[str, Any], marker: str, stdio: tuple[int, ...]) -> int:
         argv, user = request["argv"], request.get("user", "")
         if not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError("argv must be a list of strings that is not empty")
         if user and os.geteuid() != 0:
             raise Refused(501, "UNSUPPORTED", f"cannot run as user {user!r}: the runtime here is not root")
-        env = {**self.config.env, **request.get("env", {}), MARKER: key}
+        env = {**self.config.env, **request.get("env", {}), MARKER: marker}
         # A child inherits the score at its birth: this way the kernel's OOM killer takes commands before us,
         # and lowering ours again to what it was needs no privilege.
         self._set_oom_score(min(1000, self._own_oom_score + 500))
@@ -291,7 +296,7 @@ class Daemon:
                 if parent == me and pid not in others and pid != command.pid:
                     marker = marker_of(pid)
                     unmarked = marker is None and not others and born >= command.started_boot - 0.02
-                    if marker == command.key or unmarked:
+                    if marker == command.marker or unmarked:
                         roots.add(pid)
             return descendants(roots, table)
 

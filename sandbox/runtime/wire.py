@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sandbox.runtime.background import Poll
     from sandbox.runtime.commands import Command
     from sandbox.runtime.sandboxd import Daemon
+    from sandbox.runtime.shells import Turn
 
 MAX_BODY = 256 << 20
 
@@ -45,7 +46,7 @@ class Connection:
 
     def __init__(self, daemon: Daemon, sock: socket.socket) -> None:
         self.daemon, self.sock = daemon, sock
-        self.waiting_for: Command | Poll | None = None
+        self.waiting_for: Command | Poll | Turn | None = None
         self._inbox, self._outbox = bytearray(), memoryview(b"")
         self._head: tuple[str, str, dict[str, str], int, int] | None = None
         self._busy = False

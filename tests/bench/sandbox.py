@@ -3,7 +3,8 @@
     python tests/bench/sandbox.py [--episodes N] [--concurrency N] [--rate EPISODES_PER_S]
 
 Prints one JSON object: milliseconds (p50, p95), CPU milliseconds an episode by process, and ratios to the raw
-baselines measured in the same run. An episode is: create, 3 commands, 1 file read, close.
+baselines measured in the same run. An episode is: create, 3 commands, 1 file read, close. Where AGENTRL_TEST_DOCKER
+names an image of a running Docker Engine, also the docker backend against that engine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ import psutil
 
 # In place of this script's folder, in which its own name would hide the `sandbox` package.
 sys.path[0] = str(Path(__file__).parents[1] / "support")
-from sandboxes import TOKEN, ControllerProcess, fork_server  # noqa: E402
+from docker_costs import docker_costs  # noqa: E402
+from sandboxes import DOCKER, TOKEN, ControllerProcess, fork_server  # noqa: E402
 
 from agentrl.core.types import ExecRequest, SandboxSpec  # noqa: E402
 from sandbox.client import SandboxClient  # noqa: E402
@@ -141,7 +143,7 @@ async def main() -> None:
         memory = rss_mib(server)
     baseline = {"fork_exec": raw(["true"]), "unshare": raw(UNSHARE)}
     cpu = {name: round((after[name] - before[name]) / options.episodes, 3) for name in after}
-    result = {
+    result: dict[str, Any] = {
         "sequential": alone,
         "sustained": {
             "concurrency": options.concurrency,
@@ -157,9 +159,11 @@ async def main() -> None:
         },
         "load_average": os.getloadavg()[0],
     }
-    print(json.dumps(result, indent=2))
     await client.close()
     await process.signal(signal.SIGTERM)
+    if DOCKER in os.environ:
+        result["docker"] = await docker_costs()
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sandboxes import local_service, sh
 
-from agentrl.core.errors import Conflict, NotFound, SandboxFileError, SandboxLost, Unsupported
+from agentrl.core.errors import Blame, Conflict, NotFound, Ran, SandboxError, SandboxFileError, SandboxLost, Unsupported
 from agentrl.core.protocols import ProcessSandbox
 from agentrl.core.types import ExecRequest, ProcessRequest, SandboxSpec
 from sandbox.client import RemoteSandbox
@@ -110,3 +110,23 @@ async def test_ranges_and_folders(sandbox: RemoteSandbox) -> None:
 async def test_another_user_is_refused_where_the_runtime_has_no_privilege(sandbox: RemoteSandbox) -> None:
     with pytest.raises(Unsupported):
         await sandbox.exec(ExecRequest(argv=("id",), user="nobody"))
+
+
+async def test_a_shell_keeps_its_state_and_a_dead_one_says_so(sandbox: RemoteSandbox) -> None:
+    opened = await sandbox.open_shell(env={"START": "here"}, key="my shell")
+    assert (await opened.run("cd /tmp; echo $START; COUNT=1", key="a")).stdout == b"here\n"
+    counted = await opened.run("COUNT=$((COUNT + 1)); pwd; echo $COUNT", key="b")
+    assert counted.stdout == b"/tmp\n2\n"
+    assert await opened.run("COUNT=$((COUNT + 1)); pwd; echo $COUNT", key="b") == counted
+    other = await sandbox.open_shell()
+    assert (await other.run("pwd; echo $COUNT")).stdout == b"/work\n\n"
+    timed_out = await opened.run("echo begun; sleep 9901", timeout_s=0.3)
+    assert (timed_out.status, timed_out.stdout) == ("TIMEOUT", b"begun\n")
+    with pytest.raises(SandboxError, match="open another") as dead:
+        await opened.run("echo more")
+    assert (dead.value.blame, dead.value.ran) == (Blame.AGENT, Ran.NO)
+    ended = await other.run("exit 6")
+    assert (ended.status, ended.exit_code) == ("EXITED", 6)
+    await other.close()
+    left = await sandbox.exec(sh("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
+    assert b"sleep 9901" not in left.stdout

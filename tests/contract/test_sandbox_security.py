@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,7 +28,8 @@ async def client(
 
 
 async def test_no_network(client: SandboxClient) -> None:
-    port = client._service.base_url.rpartition(":")[2]
+    host = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+    port = host.sockets[0].getsockname()[1]
     script = (
         "import socket\n"
         f"for where in (('127.0.0.1', {port}), ('8.8.8.8', 53)):\n"
@@ -37,6 +39,8 @@ async def test_no_network(client: SandboxClient) -> None:
     async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
         result = await sandbox.exec(ExecRequest(argv=("python3", "-c", script)))
         assert result.stdout == b"refused\nrefused\n"
+    host.close()
+    await host.wait_closed()
 
 
 async def test_no_environment_of_the_controller(client: SandboxClient) -> None:

@@ -53,13 +53,13 @@ async def test_killed_controller_adopts_its_sandboxes_again(
             await release.wait()
             return (await sandbox.exec(sh("cat mine runs"))).stdout
 
-    tasks = [asyncio.create_task(hold(i)) for i in range(50)]
+    tasks = [asyncio.create_task(hold(i)) for i in range(200)]
     for _ in tasks:
         await ready.acquire()
     await asyncio.sleep(0.5)
     assert await controller.signal(signal.SIGKILL) == -signal.SIGKILL
     before = {child.pid for child in fork_server(controller.folder).children()}
-    assert len(before) == 50
+    assert len(before) == 200
     await controller.start()
     assert {view.id for view in await client.list()} == {sandbox.id for sandbox in held}
     assert {child.pid for child in fork_server(controller.folder).children()} == before

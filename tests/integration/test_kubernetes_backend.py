@@ -141,6 +141,21 @@ async def test_a_dropped_watch_goes_on_where_it_was(rig: Rig) -> None:
         assert await live(backend) == {"sb-1", "sb-2", "sb-3", "sb-4"}
 
 
+async def test_a_server_that_is_away_stops_no_command(rig: Rig) -> None:
+    async with rig.backend() as backend:
+        await backend.create("sb-1", SPEC)
+        rig.kube.away = True
+        rig.kube.drop_watches()
+        assert b'"exit_code":0' in await run(backend, "sb-1", "true")
+        with pytest.raises(ServiceUnavailable):
+            await backend.destroy("sb-1")
+        assert await live(backend) == {"sb-1"}
+        assert rig.ended == {}
+        rig.kube.away = False
+        await backend.destroy("sb-1")
+        assert await live(backend) == set()
+
+
 async def test_a_slow_list_declares_no_sandbox_created_meanwhile_gone(rig: Rig) -> None:
     async with rig.backend() as backend:
         await backend.create("sb-1", SPEC)

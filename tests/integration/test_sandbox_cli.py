@@ -132,6 +132,18 @@ def test_cp_both_ways(sandbox: str, tmp_path: Path, capfd: Captured) -> None:
     capfd.readouterr()
     agentrl("exec", sandbox, "stat", "-c", "%a", "in/run.bin")
     assert capfd.readouterr().out == "750\n"
+    folder = tmp_path / "folder"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "a.bin").write_bytes(data)
+    assert agentrl("cp", f"{folder}/", f"{sandbox}:there") == 0
+    assert agentrl("cp", f"{sandbox}:there/", str(tmp_path / "again")) == 0
+    found = list((tmp_path / "again").rglob("a.bin"))
+    assert [file.read_bytes() for file in found] == [data]
+    assert found == [tmp_path / "again" / "deep" / "a.bin"]
+    agentrl("exec", sandbox, "ln", "-s", "/etc", "there/out")
+    assert agentrl("cp", f"{sandbox}:there/", str(tmp_path / "third")) == 1
+    assert "not all of it was unpacked" in capfd.readouterr().err
+    assert agentrl("cp", str(folder), f"{sandbox}:there") == 2
     assert agentrl("cp", "a", "b") == 2
     assert agentrl("cp", f"{sandbox}:none", str(tmp_path)) == 1
 

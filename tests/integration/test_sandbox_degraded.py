@@ -33,7 +33,7 @@ async def controller(folder: Path, under: tuple[str, ...]) -> AsyncIterator[Sand
 
 
 async def health(client: SandboxClient) -> dict[str, str]:
-    service = Service(client._service.base_url)
+    service = Service(client._urls[0])
     try:
         answer: dict[str, str] = (await service.request("GET", "/healthz")).json()
         metrics = (await service.request("GET", "/metrics")).text

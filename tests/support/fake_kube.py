@@ -34,6 +34,8 @@ class FakeKube:
         """Method and path of each, in their order."""
         self.list_s = 0.0
         """Seconds that a list takes after its snapshot was taken."""
+        self.away = False
+        """Every request is answered with 503, as by a proxy whose server is gone."""
         self.refusals: list[tuple[str, int, Object]] = []
         """Method, status and body of what the next requests with that method are answered instead."""
         self.watches = 0
@@ -118,6 +120,8 @@ class FakeKube:
             return refusal(404, "NotFound", request.path)
         what, name = found["what"], found["name"]
         self.requests.append(f"{request.method} {request.path}")
+        if self.away:
+            return refusal(503, "ServiceUnavailable", "no server")
         for position, (method, status, body) in enumerate(self.refusals):
             if method == request.method:
                 del self.refusals[position]

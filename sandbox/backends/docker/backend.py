@@ -24,7 +24,7 @@ from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
 from sandbox.backends.docker.container import CONTROLLER, SANDBOX, cause_of, creation, image_of, state_cause
 from sandbox.backends.docker.engine import Engine, is_absent, is_busy
-from sandbox.backends.docker.handoff import Handoff
+from sandbox.backends.docker.handoff import Handoff, listens
 from sandbox.channel import Channel, Stream
 
 log = logging.getLogger(__name__)
@@ -36,6 +36,7 @@ PROBE_S = 10.0
 RUNNING = frozenset({"running", "paused", "restarting"})
 ENDED = frozenset({"exited", "dead"})
 REMOVAL_S = 30.0
+NOTICE_S = 3.0
 
 
 class DockerBackend:
@@ -259,10 +260,19 @@ class DockerBackend:
         return {container["Labels"][SANDBOX]: container for container in found}
 
     async def inventory(self) -> Inventory:
+        await asyncio.gather(*(self._settled(i) for i in self._containers if i not in self._starting))
         found = await self._list()
         await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] in ENDED))
         live = frozenset(i for i, c in found.items() if c["State"] not in (*ENDED, "removing"))
         return Inventory(live=live - self._causes.keys(), ended=dict(self._causes))
+
+    async def _settled(self, sandbox_id: str) -> None:
+        """When sandboxd has ended, wait a little for the engine to notice: it lists such a container as running."""
+        deadline = time.monotonic() + NOTICE_S
+        while sandbox_id in self._containers and not listens(self._folder_fd, sandbox_id):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(0.02)
 
     async def _reconcile(self) -> None:
         """After a gap in the events: find out what ended meanwhile."""

@@ -43,6 +43,7 @@ def creation(sandbox_id: str, spec: SandboxSpec, config: DockerConfig, *, contro
         "User": "0:0",
         "Hostname": "sandbox",
         "WorkingDir": "/",
+        "StopTimeout": 1,  # of an engine that stops, since an init is deaf to TERM
         "Labels": {CONTROLLER: controller, SANDBOX: sandbox_id},
         "HostConfig": {**_limits(spec, config), **_walls(config, handoff)},
     }

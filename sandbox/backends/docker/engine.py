@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import socket
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -47,9 +48,10 @@ class Engine:
             raise ConfigError("sandbox.backend = 'docker' needs the extra: pip install 'agentrl[docker]'") from None
         self._errors = docker.errors
         options = {"base_url": host} if host else docker.utils.kwargs_from_env()
-        self.host = options.get("base_url", "the default socket")
+        self.host = options.get("base_url") or "unix:///var/run/docker.sock"
         self._open: Callable[..., Any] = functools.partial(docker.APIClient, **options, max_pool_size=THREADS)
         try:
+            self._knock()
             self._client = self._open(timeout=CALL_S)
         except (docker.errors.DockerException, OSError) as error:
             raise ConfigError(f"no Docker Engine answers at {self.host}: {error}") from error
@@ -63,8 +65,15 @@ class Engine:
         work = functools.partial(self._call, method, args, kwargs, ran)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    def _knock(self) -> None:
+        """OSError when the engine's socket takes no connection: the package would leave its own socket open then."""
+        if self.host.startswith("unix://"):
+            with socket.socket(socket.AF_UNIX) as door:
+                door.connect(self.host.removeprefix("unix://"))
+
     def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], ran: Ran) -> Any:
         try:
+            self._knock()
             return getattr(self._client, method)(*args, **kwargs)
         except self._errors.APIError as error:
             status = error.status_code
@@ -99,6 +108,7 @@ class Engine:
         self._watching.start()
 
     def _follow(self, filters: Mapping[str, Any], seen: Seen, connected: Callable[[], None]) -> None:
+        self._knock()
         with contextlib.closing(self._open(timeout=None, version=self._client.api_version)) as client:
             self._stream = client.events(decode=True, filters=dict(filters))
             if self._stopping.is_set():

@@ -55,6 +55,19 @@ class Handoff:
         self.path.unlink(missing_ok=True)
 
 
+def listens(folder_fd: int, sandbox_id: str) -> bool:
+    """Whether anyone holds the listener of a sandbox: only its sandboxd does."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(f"/proc/self/fd/{folder_fd}/{sandbox_id}.sock")
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
+
+
 def _bind(path: str, mode: int) -> socket.socket:
     if os.path.exists(path):
         os.unlink(path)

@@ -31,7 +31,7 @@ from agentrl.core.errors import (
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
 from sandbox.backends.kubernetes import manifests, pods
-from sandbox.backends.kubernetes.cluster import Cluster, Object
+from sandbox.backends.kubernetes.cluster import Cluster, Object, pause_between_tries
 from sandbox.backends.kubernetes.watch import PodWatch
 from sandbox.channel import Channel, Stream
 
@@ -42,6 +42,8 @@ GRACE = {"gracePeriodSeconds": "1"}
 FORCE_AFTER_S = 30.0
 """Seconds that a node has to confirm a deletion before the pod is removed without it."""
 CONNECT_S = 5.0
+CONFLICTS = 6
+"""Times that a deletion is tried against conflicts."""
 KEPT_CAUSES = 10_000
 
 
@@ -159,34 +161,42 @@ class KubernetesBackend:
 
     async def destroy(self, sandbox_id: str) -> None:
         _, watch = self._connected()
+        # Until the watch says that it is gone: what happens to the pod in between is our doing.
         self._destroying.add(sandbox_id)
         try:
             known = watch.pods.get(sandbox_id)
             graceful = known is None or not pods.node_is_gone(known)
-            if graceful and await self._deleted(sandbox_id, GRACE):
-                return
-            log.warning("pod %s: its node does not confirm the deletion, so it is removed without", sandbox_id)
-            await self._deleted(sandbox_id, {"gracePeriodSeconds": "0"})
-            watch.forget(sandbox_id)
+            if not (graceful and await self._deleted(sandbox_id, GRACE)):
+                log.warning("pod %s: its node does not confirm the deletion, so it is removed without", sandbox_id)
+                await self._deleted(sandbox_id, {"gracePeriodSeconds": "0"})
+                watch.forget(sandbox_id)
         finally:
-            self._destroying.discard(sandbox_id)
+            pod = watch.pods.get(sandbox_id)
+            if pod is None or not pods.dead(pod):
+                self._destroying.discard(sandbox_id)
 
     async def _deleted(self, sandbox_id: str, query: dict[str, str]) -> bool:
         """Delete a pod and wait until it is gone; False when its node takes too long."""
         cluster, watch = self._connected()
-        reply = await cluster.call("DELETE", f"pods/{sandbox_id}", query=query, allow=(404, 409))
+        for attempt in range(CONFLICTS):
+            reply = await cluster.call("DELETE", f"pods/{sandbox_id}", query=query, allow=(404, 409))
+            if reply.status != 409:
+                break
+            # Somebody changed the pod in between, e.g. its node.
+            await pause_between_tries(attempt)
         if reply.status == 404:
             watch.forget(sandbox_id)
             return True
         if reply.body.get("kind") == "Pod":
             watch.learned(reply.body)
         try:
-            return await watch.until(sandbox_id, lambda pod: True if pod is None else None, FORCE_AFTER_S)
+            return await watch.until(sandbox_id, pods.dead, FORCE_AFTER_S)
         except TimeoutError:
             return False
 
     async def inventory(self) -> Inventory:
         _, watch = self._connected()
+        watch.check()
         live = {name for name, pod in watch.pods.items() if name not in self._destroying and pods.ended(pod) is None}
         return Inventory(live=frozenset(live), ended=dict(self._causes))
 
@@ -273,6 +283,8 @@ class KubernetesBackend:
     def _changed(self, name: str, pod: Object | None) -> None:
         """The watch says that a pod is new, other than before, or gone."""
         if name in self._destroying:
+            if pod is None:
+                self._destroying.discard(name)
             return
         cause = pods.ended(pod) if pod is not None else "its pod was deleted by somebody else"
         if cause is None or name in self._causes:

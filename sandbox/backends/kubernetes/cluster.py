@@ -7,7 +7,6 @@ thousands of pods. Invariant: whatever goes wrong comes out as an error of agent
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -71,7 +70,7 @@ class Cluster:
             raise ConfigError(f"sandbox.kubernetes.kubeconfig = {kubeconfig!r} cannot be used: {error}") from error
         # A watch and every create wait on connections of their own.
         settings.connection_pool_maxsize = 64
-        settings.retries = False
+        settings.retries = None
         return cls(api.ApiClient(settings), namespace)
 
     async def close(self) -> None:
@@ -167,7 +166,7 @@ class Cluster:
                 *lines, rest = buffer.split(b"\n")
                 buffer = rest
                 for line in lines:
-                    yield json.loads(line)
+                    yield orjson.loads(line)
 
 
 def _error(status: int, body: Object, what: str) -> AgentRLError:

@@ -38,6 +38,11 @@ def ended(pod: Object) -> str | None:
     return None
 
 
+def dead(pod: Object | None) -> bool | None:
+    """True when nothing of a deleted pod runs any more, although its node may still be tidying up."""
+    return pod is None or ("deletionTimestamp" in pod["metadata"] and "terminated" in _container(pod)) or None
+
+
 def broken(pod: Object) -> str | None:
     """Why a pod's container cannot start; None when nothing speaks against it."""
     waiting = _container(pod).get("waiting", {})

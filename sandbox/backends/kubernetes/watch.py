@@ -12,12 +12,12 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from agentrl.core.errors import AgentRLError, ServiceUnavailable
+from agentrl.core.errors import AgentRLError, SandboxError, ServiceUnavailable
 from sandbox.backends.kubernetes.cluster import GONE, Cluster, Object, pause_between_tries
 
 log = logging.getLogger(__name__)
 
-WATCH_S = 300
+WATCH_S = 60
 """Seconds after which the server ends a watch and we begin the next: a connection that died silently ends then."""
 T = TypeVar("T")
 
@@ -42,6 +42,11 @@ class PodWatch:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+
+    def check(self) -> None:
+        """Raises when the watch itself failed, so that nobody takes what it knew for what is."""
+        if self._task is not None and self._task.done():
+            raise SandboxError(f"the watch over the pods ended: {self._task.exception()!r}: restart the controller")
 
     async def until(self, name: str, check: Callable[[Object | None], T | None], timeout_s: float) -> T:
         """What `check` says of the pod, as soon as that is not None. TimeoutError."""

@@ -29,6 +29,7 @@ from sandbox.runtime.sandboxd import LEASE_ENDED, Config, Daemon
 SOCKET, LOCK = "forkserver.sock", "forkserver.lock"
 UIDS = 50_000
 KEPT_CAUSES = 10_000
+LOCK_S = 10.0
 RETRY_S = 0.05
 """How soon to try again to remove a cgroup that still held a process."""
 
@@ -355,13 +356,31 @@ def _environment(spec: Mapping[str, Any], home: str) -> dict[str, str]:
     return {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "USER": "agent", **spec["env"]}
 
 
+def _lock() -> None:
+    """Hold the folder for our lifetime, or leave it to one that serves there already.
+
+    One that was killed may hold it for a moment still, and one that has just begun does not serve yet.
+    """
+    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+                probe.connect(SOCKET)
+                os._exit(0)
+            if time.monotonic() > until:
+                raise
+        time.sleep(0.02)
+
+
 def main() -> None:
     """Claim namespaces, become a daemon, and return in the parent once it listens."""
     folder, idle_s = os.path.realpath(sys.argv[1]), float(sys.argv[2])
     os.chdir(folder)
     os.makedirs("mnt", exist_ok=True)
-    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    _lock()
     why_not = isolation.probe(folder)
     if not why_not:
         isolation.claim_namespaces()

@@ -1,0 +1,226 @@
+"""The docker backend when containers, sandboxd, the controller or the engine are killed, and after many cycles."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from sandboxes import TOKEN, ControllerProcess, sandbox_config, service, sh
+
+from agentrl.core.config import SandboxConfig
+from agentrl.core.errors import SandboxError, SandboxLost
+from agentrl.core.types import ExecRequest, SandboxSpec
+from sandbox.backends.docker.container import CONTROLLER, SANDBOX
+from sandbox.client import RemoteSandbox, SandboxClient
+
+SPEC = SandboxSpec(files={"note.txt": "hello\n"})
+TRUE = ExecRequest(argv=("true",))
+
+
+@pytest.fixture
+def config() -> SandboxConfig:
+    return sandbox_config("docker")
+
+
+@pytest.fixture
+def engine(config: SandboxConfig) -> Iterator[Any]:
+    """The docker package's own client, to look at the engine with and to do harm."""
+    docker = pytest.importorskip("docker")
+    made = docker.from_env()
+    yield made
+    made.close()
+
+
+def containers(engine: Any, folder: Path) -> list[Any]:
+    """Those of the controller that works in `folder`."""
+    mine = (folder / "sandbox" / "controller").read_text()
+    found: list[Any] = engine.containers.list(all=True, filters={"label": f"{CONTROLLER}={mine}"}, ignore_removed=True)
+    return found
+
+
+def until(true: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("victim", ["container", "sandboxd"])
+async def test_a_killed_sandbox_is_lost_with_a_cause_and_its_container_removed(
+    victim: str, config: SandboxConfig, engine: Any, tmp_path: Path
+) -> None:
+    async with service(tmp_path, config) as client, client.acquire(SPEC, owner="test", key="k") as sandbox:
+        running = asyncio.create_task(sandbox.exec(sh("sleep 60", timeout_s=90)))
+        await sandbox.exec(TRUE)
+        (container,) = containers(engine, tmp_path)
+        if victim == "container":
+            container.kill()
+        else:
+            os.kill(engine.api.inspect_container(container.id)["State"]["Pid"], signal.SIGKILL)
+        for work in (running, sandbox.exec(TRUE)):
+            with pytest.raises(SandboxLost, match="killed by signal 9"):
+                await work
+        for _ in range(100):
+            if ended := await client.list(live=False):
+                break
+            await asyncio.sleep(0.05)  # it is written in the background
+        (view,) = ended
+        assert (view.state, view.cause) == ("LOST", "sandboxd was killed by signal 9")
+        await asyncio.to_thread(until, lambda: not containers(engine, tmp_path))
+
+
+async def test_a_container_that_somebody_removed_is_lost(config: SandboxConfig, engine: Any, tmp_path: Path) -> None:
+    async with service(tmp_path, config) as client, client.acquire(SPEC, owner="test", key="k") as sandbox:
+        (container,) = containers(engine, tmp_path)
+        container.remove(force=True)
+        with pytest.raises(SandboxLost):
+            await sandbox.exec(TRUE)
+
+
+async def test_killed_controller_adopts_its_containers_again(
+    config: SandboxConfig, engine: Any, tmp_path: Path
+) -> None:
+    process = ControllerProcess(tmp_path, settings=config.model_dump(mode="json"))
+    await process.start()
+    client = SandboxClient(process.url, token=TOKEN)
+    release, ready = asyncio.Event(), asyncio.Semaphore(0)
+    held: list[RemoteSandbox] = []
+
+    async def hold(i: int) -> bytes:
+        async with client.acquire(SPEC, owner="test", key=f"k{i}") as sandbox:
+            held.append(sandbox)
+            ready.release()
+            await sandbox.exec(sh("echo start >> runs; sleep 3; echo end >> runs"), key=f"e{i}")
+            await release.wait()
+            return (await sandbox.exec(sh("cat runs"))).stdout
+
+    tasks = [asyncio.create_task(hold(i)) for i in range(6)]
+    for _ in tasks:
+        await ready.acquire()
+    await asyncio.sleep(0.3)
+    assert await process.signal(signal.SIGKILL) == -signal.SIGKILL
+    before = {container.id for container in containers(engine, tmp_path)}
+    assert len(before) == 6
+    await process.start()
+    assert {view.id for view in await client.list()} == {sandbox.id for sandbox in held}
+    assert {container.id for container in containers(engine, tmp_path)} == before
+    release.set()
+    assert await asyncio.gather(*tasks) == [b"start\nend\n"] * 6, "each command ran exactly once"
+    assert not containers(engine, tmp_path)
+    await client.close()
+    await process.signal(signal.SIGTERM)
+
+
+async def test_60_cycles_leak_nothing(config: SandboxConfig, engine: Any, tmp_path: Path) -> None:
+    async with service(tmp_path, config) as client:
+
+        async def cycles(worker: int, count: int) -> None:
+            for i in range(count):
+                async with client.acquire(SPEC, owner="test", key=f"{worker}-{i}") as sandbox:
+                    await sandbox.exec(sh("sleep 1000 & (setsid sleep 1000 &); cat note.txt"))
+
+        def held() -> tuple[int, list[str], int]:
+            with open("/proc/self/mounts") as mounts:
+                return len(mounts.readlines()), sorted(os.listdir(tmp_path / "sandbox")), len(cgroups())
+
+        ours = psutil.Process()
+        await asyncio.gather(*(cycles(100 + worker, 1) for worker in range(6)))
+        before, fds, threads = held(), ours.num_fds(), ours.num_threads()
+        await asyncio.gather(*(cycles(worker, 10) for worker in range(6)))
+        assert not containers(engine, tmp_path)
+        assert held() == before
+        # Threads of the pool come up to its bound, each with a connection.
+        assert ours.num_fds() <= fds + 16
+        assert ours.num_threads() <= threads + 16
+
+
+def cgroups() -> list[Path]:
+    """Of containers, in every hierarchy."""
+    return [path for root in Path("/sys/fs/cgroup").glob("**/docker") for path in root.iterdir() if path.is_dir()]
+
+
+class PrivateEngine:
+    """A dockerd of the test's own, which it can end and start again."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        self.folder, self.flags = folder, flags
+        self.host = f"unix://{folder}/docker.sock"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def docker(self, *words: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(["docker", "--host", self.host, *words], capture_output=True, **options)
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                ["dockerd", "--host", self.host, "--data-root", f"{self.folder}/data", "--exec-root",
+                 f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid", "--bridge=none", "--iptables=false",
+                 *self.flags],
+                stdout=log, stderr=log,
+            )  # fmt: skip
+        until(lambda: self.docker("info").returncode == 0)
+
+    def end(self) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait()
+
+
+@pytest.fixture(params=["live-restore", "plain"])
+def private_engine(request: pytest.FixtureRequest, config: SandboxConfig) -> Iterator[PrivateEngine]:
+    if os.geteuid() != 0 or shutil.which("dockerd") is None:
+        pytest.skip("run as root where dockerd is installed, so that the test can start and end one of its own")
+    # A short path, since sockets lie below it.
+    folder = Path(tempfile.mkdtemp(prefix="dockerd-"))
+    engine = PrivateEngine(folder, *(["--live-restore"] if request.param == "live-restore" else []))
+    engine.start()
+    try:
+        saved = subprocess.run(["docker", "save", config.docker.image], check=True, capture_output=True).stdout
+        engine.docker("load", input=saved, check=True)
+        yield engine
+    finally:
+        engine.end()
+        # An engine with live-restore leaves its mount, for its successor.
+        subprocess.run(["umount", f"{folder}/data"], stderr=subprocess.DEVNULL)
+        shutil.rmtree(folder)
+
+
+async def test_a_restarted_engine_is_waited_for(
+    private_engine: PrivateEngine, config: SandboxConfig, tmp_path: Path
+) -> None:
+    docker = config.docker.model_copy(update={"host": private_engine.host})
+    async with (
+        service(tmp_path, config.model_copy(update={"docker": docker})) as client,
+        client.acquire(SPEC, owner="test", key="k") as sandbox,
+    ):
+        running = asyncio.create_task(sandbox.exec(sh("sleep 8; cat note.txt", timeout_s=100)))
+        await sandbox.exec(TRUE)
+        await asyncio.to_thread(private_engine.end)
+        with pytest.raises(SandboxError, match="does not answer"):
+            async with client.acquire(SPEC, owner="test", key="meanwhile"):
+                pass
+        if private_engine.flags:
+            assert (await sandbox.exec(sh("cat note.txt"))).stdout == b"hello\n", "commands need no engine"
+        await asyncio.to_thread(private_engine.start)
+        if private_engine.flags:
+            assert (await running).stdout == b"hello\n"
+        else:
+            # An engine that stops ends its containers.
+            with pytest.raises(SandboxError):
+                await running
+            with pytest.raises(SandboxLost, match="killed by signal 9"):
+                await sandbox.exec(TRUE)
+        async with client.acquire(SPEC, owner="test", key="next") as another:
+            assert await another.read("note.txt") == b"hello\n"
+    left = private_engine.docker("ps", "--all", "--quiet", "--filter", f"label={SANDBOX}", check=True).stdout
+    assert not left

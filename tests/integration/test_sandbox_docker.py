@@ -1,0 +1,165 @@
+"""The docker backend by itself on a real engine: images, adoption, pausing, and what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandboxes import sandbox_config
+
+from agentrl.core.config import DockerConfig
+from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, Unsupported
+from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
+from sandbox.backends.docker.backend import DockerBackend
+from sandbox.backends.docker.container import CONTROLLER, SANDBOX
+from sandbox.backends.docker.engine import Engine
+
+BARE = "agentrl-test-bare:1"
+
+
+@pytest.fixture
+def config() -> DockerConfig:
+    return sandbox_config("docker").docker
+
+
+@pytest.fixture
+async def backend(config: DockerConfig, tmp_path: Path) -> AsyncIterator[DockerBackend]:
+    made = DockerBackend(tmp_path, config)
+    await made.start(lambda sandbox_id, cause: None)
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+def client(config: DockerConfig) -> Iterator[Any]:
+    """The docker package's own client, to look at the engine with."""
+    docker = pytest.importorskip("docker")
+    made = docker.from_env()
+    yield made
+    made.close()
+
+
+async def run(backend: DockerBackend, sandbox_id: str, *argv: str) -> ExecResult:
+    channel = backend.channel(sandbox_id)
+    try:
+        request = ExecRequest(argv=argv)
+        answer = await channel.request("POST", "/exec", body=request.model_dump_json().encode(), key=" ".join(argv))
+        assert answer.status == 200, answer.body
+        return ExecResult.model_validate_json(answer.body)
+    finally:
+        channel.close()
+
+
+async def test_an_image_without_python_is_unsupported(backend: DockerBackend, client: Any) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("hello"))
+    client.api.import_image_from_data(archive.getvalue(), repository=BARE.split(":")[0], tag="1")
+    try:
+        with pytest.raises(Unsupported, match="python3"):
+            await backend.create("sb-bare", SandboxSpec(image=BARE))
+        await backend.destroy("sb-bare")
+    finally:
+        client.images.remove(BARE)
+    assert not (await backend.inventory()).live
+
+
+async def test_an_image_that_is_not_there_is_the_callers_doing(backend: DockerBackend) -> None:
+    with pytest.raises(SandboxError, match="agentrl-no-such-image") as missing:
+        await backend.create("sb-none", SandboxSpec(image="agentrl-no-such-image:1"))
+    assert (missing.value.blame, missing.value.ran) == (Blame.CALLER, Ran.NO)
+
+
+async def test_a_container_that_cannot_serve_is_an_error_with_its_output(tmp_path: Path, config: DockerConfig) -> None:
+    # `id` ends at once with a message of its own, as an interpreter that is too old or broken would.
+    backend = DockerBackend(tmp_path, config.model_copy(update={"python": "id"}))
+    await backend.start(lambda sandbox_id, cause: None)
+    with pytest.raises(SandboxError, match="id: ") as broken:
+        await backend.create("sb-broken", SandboxSpec())
+    assert broken.value.ran is Ran.NO
+    await backend.destroy("sb-broken")
+    assert not (await backend.inventory()).live
+    assert [path.name for path in tmp_path.iterdir()] == ["controller"]
+    await backend.stop()
+
+
+async def test_pause_and_resume_and_destroy_while_paused(backend: DockerBackend) -> None:
+    await backend.create("sb-p", SandboxSpec())
+    await run(backend, "sb-p", "sh", "-c", "echo kept > a")
+    await backend.pause("sb-p")
+    asking = asyncio.create_task(run(backend, "sb-p", "cat", "a"))
+    await asyncio.sleep(0.3)
+    assert not asking.done()
+    assert (await backend.inventory()).live == {"sb-p"}
+    await backend.resume("sb-p")
+    assert (await asking).stdout == b"kept\n"
+    await backend.pause("sb-p")
+    await backend.destroy("sb-p")
+    await backend.destroy("sb-p")
+    assert not (await backend.inventory()).live
+
+
+async def test_a_controller_adopts_its_own_and_touches_nothing_else(
+    tmp_path: Path, config: DockerConfig, client: Any
+) -> None:
+    folder = tmp_path / "one"
+    first = DockerBackend(folder, config)
+    await first.start(lambda sandbox_id, cause: None)
+    await first.create("sb-mine", SandboxSpec())
+    await run(first, "sb-mine", "sh", "-c", "echo kept > a")
+    mine = (folder / "controller").read_text()
+    labels = {CONTROLLER: mine, SANDBOX: "sb-half"}
+    half = client.containers.create(config.image, ["sleep", "60"], labels=labels)
+    foreign = client.containers.create(config.image, ["sleep", "60"], labels={**labels, CONTROLLER: "another"})
+    try:
+        await first.detach()
+        again = DockerBackend(folder, config)
+        await again.start(lambda sandbox_id, cause: None)
+        found = await again.inventory()
+        assert found.live == {"sb-mine"}
+        assert "while creating" in found.ended["sb-half"]
+        assert (await run(again, "sb-mine", "cat", "a")).stdout == b"kept\n"
+        await again.destroy("sb-half")
+        await again.stop()
+        left = {container.id for container in client.containers.list(all=True, ignore_removed=True)}
+        assert foreign.id in left
+        assert half.id not in left
+        assert not client.containers.list(all=True, filters={"label": f"{CONTROLLER}={mine}"})
+    finally:
+        foreign.remove()
+
+
+async def test_a_named_network_reaches_the_container(tmp_path: Path, config: DockerConfig, client: Any) -> None:
+    network = client.networks.create("agentrl-test", internal=True)
+    backend = DockerBackend(tmp_path, config.model_copy(update={"network": network.name}))
+    try:
+        await backend.start(lambda sandbox_id, cause: None)
+        await backend.create("sb-net", SandboxSpec())
+        assert b"eth0" in (await run(backend, "sb-net", "cat", "/proc/net/dev")).stdout
+    finally:
+        await backend.stop()
+        network.remove()
+
+
+async def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, config: DockerConfig) -> None:
+    for settings, why in (
+        ({"runtime": "no-such-runtime"}, "no-such-runtime"),
+        ({"host": f"unix://{tmp_path}/none.sock"}, "no Docker Engine answers"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            await DockerBackend(tmp_path, config.model_copy(update=settings)).start(lambda sandbox_id, cause: None)
+
+
+async def test_an_engine_that_is_gone_is_an_error_of_the_infrastructure(config: DockerConfig) -> None:
+    engine = await asyncio.to_thread(Engine, config.host)
+    with pytest.raises(SandboxError, match="Docker, inspect_container") as absent:
+        await engine.call("inspect_container", "nothing-of-this-name")
+    assert (absent.value.ran, absent.value.blame) == (Ran.NO, Blame.INFRA)
+    assert json.dumps(absent.value.detail) == '{"docker_status": 404}'
+    await engine.close()

@@ -1,0 +1,70 @@
+"""What the docker backend asks of the engine for a sandbox, and how it reads a container's end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.core.config import DockerConfig
+from agentrl.core.errors import Blame, Ran, SandboxError
+from agentrl.core.types import SandboxLimits, SandboxSpec
+from sandbox.backends.docker.container import cause_of, creation, image_of, state_cause
+
+SPEC = SandboxSpec(image="img:1", limits=SandboxLimits(memory_mb=100, disk_mb=10, pids=20, cpus=0.5))
+
+
+def asked(**settings: Any) -> Any:
+    return creation("sb-1", SPEC, DockerConfig(**settings), controller="c", handoff=Path("/run/x/sb-1.handoff"))
+
+
+def test_the_walls_are_there_whatever_is_configured() -> None:
+    for settings in ({}, {"disk": "quota"}, {"disk": "unlimited"}, {"network": "egress", "runtime": "runsc"}):
+        body = asked(**settings)
+        host = body["HostConfig"]
+        assert body["Labels"] == {"agentrl.controller": "c", "agentrl.sandbox": "sb-1"}
+        assert host["CapDrop"] == ["ALL"]
+        assert host["SecurityOpt"] == ["no-new-privileges"]
+        assert host["NanoCpus"] == 500_000_000
+        assert host["PidsLimit"] == 21, "sandboxd is one of them"
+        assert host["MemorySwap"] == host["Memory"], "no swap beyond the limit"
+        assert all(mount["ReadOnly"] for mount in host["Mounts"])
+        assert not {"Privileged", "Binds", "PidMode", "UsernsMode", "Devices"} & host.keys()
+
+
+def test_the_network_is_none_unless_one_is_named() -> None:
+    assert asked()["HostConfig"]["NetworkMode"] == "none"
+    assert asked(network="egress")["HostConfig"]["NetworkMode"] == "egress"
+
+
+def test_each_kind_of_disk_limit() -> None:
+    tmpfs = asked()["HostConfig"]
+    assert tmpfs["ReadonlyRootfs"]
+    assert {path: options.rpartition("size=")[2] for path, options in tmpfs["Tmpfs"].items()} == {
+        "/work": "10m",
+        "/tmp": "10m",
+    }
+    assert tmpfs["Memory"] == 110 << 20, "files in a tmpfs are paid from the disk limit"
+    quota = asked(disk="quota")["HostConfig"]
+    assert quota["StorageOpt"] == {"size": "10m"}
+    assert quota["Memory"] == 100 << 20
+    assert not {"StorageOpt", "Tmpfs", "ReadonlyRootfs"} & asked(disk="unlimited")["HostConfig"].keys()
+
+
+def test_an_image_is_needed_from_somewhere() -> None:
+    assert image_of(SPEC, DockerConfig(image="default:1")) == "img:1"
+    assert image_of(SandboxSpec(), DockerConfig(image="default:1")) == "default:1"
+    with pytest.raises(SandboxError, match=r"sandbox\.docker\.image") as refused:
+        image_of(SandboxSpec(), DockerConfig())
+    assert (refused.value.blame, refused.value.ran) == (Blame.CALLER, Ran.NO)
+
+
+def test_causes() -> None:
+    assert cause_of(3, oom=False) == "the lease ended without renewal"
+    assert cause_of(137, oom=False) == "sandboxd was killed by signal 9"
+    assert cause_of(137, oom=True) == "out of memory: the kernel killed sandboxd"
+    assert cause_of(143, oom=True) == "sandboxd was killed by signal 15"
+    assert cause_of(70, oom=False) == "sandboxd exited with code 70"
+    assert state_cause({"ExitCode": 137, "OOMKilled": True, "Error": ""}).startswith("out of memory")
+    assert state_cause({"ExitCode": 127, "Error": "no such device"}) == "no such device"
