@@ -19,7 +19,8 @@ CONFIG = Path(__file__).parents[2] / "examples" / "quickstart.toml"
 def run(seed: int, form: str, folder: Path, overrides: list[str]) -> dict[str, object]:
     """Train once with one seed; the summary's main figures."""
     name = f"seed-{seed}"
-    command = ["agentrl", "train", str(CONFIG), f"seed={seed}", f"name={name}", f"dir={folder}", f"rollout.form={form}"]
+    settings = [f"seed={seed}", f"name={name}", f"dir={folder}", f"rollout.form={form}"]
+    command = [sys.executable, "-m", "agentrl.cli.main", "train", str(CONFIG), *settings]
     started = time.monotonic()
     print(f"seed {seed}: training, form {form} ...", file=sys.stderr, flush=True)
     done = subprocess.run([*command, *overrides], stdout=subprocess.PIPE, text=True)

@@ -90,9 +90,7 @@ class ForkServer:
         self._selector = selectors.DefaultSelector()
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._listener = bind(SOCKET)
-        self._wake, wake = os.pipe()
-        for fd in (self._wake, wake):
-            os.set_blocking(fd, False)
+        self._wake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         if why_not:
             signal.signal(signal.SIGTERM, lambda *_: self.shutdown())
