@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agentrl.core.errors import TrainError
+from agentrl.core.files import flush
 from agentrl.train.model import load_weights, weights_of
 from agentrl.train.trainer import Trainer
 
@@ -55,12 +55,12 @@ class Checkpoints:
         }
         (draft / SEAL).write_text(json.dumps(seal))
         for file in (WEIGHTS, REST, SEAL):
-            _flush(draft / file)
-        _flush(draft)
+            flush(draft / file)
+        flush(draft)
         target = self.folder / name
         shutil.rmtree(target, ignore_errors=True)
         draft.rename(target)
-        _flush(self.folder)
+        flush(self.folder)
         for old in self.names()[: -self.keep]:
             shutil.rmtree(self.folder / old)
         return name
@@ -113,12 +113,3 @@ def _problem(folder: Path) -> str:
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold a file's bytes, or a folder's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

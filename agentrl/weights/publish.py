@@ -5,7 +5,6 @@ Invariant: a version is seen whole or not at all, and never changes once it is t
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from agentrl.core.errors import WeightsError
+from agentrl.core.files import flush
 from agentrl.core.types import Probe, WeightManifest
 from agentrl.weights.manifest import FILE, MANIFEST, describe
 
@@ -65,7 +65,7 @@ class WeightFolder:
         save_file(held, draft / FILE)
         (draft / MANIFEST).write_text(manifest.model_dump_json())
         for path in (draft / FILE, draft / MANIFEST, draft):
-            _flush(path)
+            flush(path)
         draft.rename(target)
         self._point(target)
         for old in self.versions()[: -self.keep]:
@@ -86,21 +86,12 @@ class WeightFolder:
     def _point(self, target: Path) -> None:
         draft = self.folder / f".{LATEST}.draft"
         draft.write_text(target.name + "\n")
-        _flush(draft)
+        flush(draft)
         draft.rename(self.folder / LATEST)
-        _flush(self.folder)
+        flush(self.folder)
 
 
 def probe_tokens(vocab_size: int) -> tuple[int, ...]:
     """The fixed prompt: scattered over the vocabulary, the same for every version."""
     draw = random.Random(0)
     return tuple(draw.randrange(vocab_size) for _ in range(PROBE_TOKENS))
-
-
-def _flush(path: Path) -> None:
-    """Have the disk hold a file's bytes, or a folder's entries."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

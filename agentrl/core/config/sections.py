@@ -212,7 +212,6 @@ class RolloutConfig(Section):
 
 
 class LossConfig(Section):
-    kind: Literal["ppo"] = "ppo"
     clip_low: float = Field(0.2, gt=0, lt=1)
     clip_high: float = Field(0.28, gt=0)
     dual_clip: float = Field(3.0, gt=1)
@@ -246,7 +245,6 @@ class TrainConfig(Section):
 
 
 class WeightsConfig(Section):
-    method: Literal["disk"] = "disk"
     probe_tolerance: float = Field(1e-4, gt=0)
     """Largest |logprob difference| between trainer and replica on the probe."""
     keep: int = Field(3, gt=1)
@@ -269,7 +267,6 @@ class StoreConfig(Section):
 
 
 class LaunchConfig(Section):
-    kind: Literal["local"] = "local"
     restarts: int = Field(20, ge=0)
     """Restarts of one process before the run gives up."""
     live: bool = True

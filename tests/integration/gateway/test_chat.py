@@ -12,7 +12,6 @@ from agentrl.core.http import Service
 from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.types import Limits, Trajectory
 from agentrl.testing.engine import ScriptedEngine
-from gateway.client import GatewayClient
 
 from .conftest import BASH, StartGateway
 
@@ -213,11 +212,3 @@ async def test_opening_is_idempotent(start_gateway: StartGateway, renderer: Conv
             await service.close()
     assert first.json() == again.json()
     assert first.json()["id"] == "chosen"
-
-
-def test_the_client_keeps_the_protocols() -> None:
-    from agentrl.core.protocols import Pool, Sessions
-
-    def takes(sessions: Sessions, pool: Pool) -> None: ...
-
-    takes(GatewayClient.__new__(GatewayClient), GatewayClient.__new__(GatewayClient))
