@@ -81,13 +81,13 @@ def explain(quantity: Quantity) -> str:
         pad = "  " * depth
         lines.append(f"{pad}{item.name} = {show(item)}")
         if not isinstance(item, Figure):
-            lines[-1] += f"   [{item.source}]"
+            lines[-1] += f"   <- {item.source}"
             return
         if item.name in seen:
             lines[-1] += "   (above)"
             return
         seen.add(item.name)
-        lines.append(f"{pad}  = {item.formula}   [{item.source}]")
+        lines.append(f"{pad}  = {item.formula}   <- {item.source}")
         for part in item.inputs:
             visit(part, depth + 1)
 

@@ -113,11 +113,13 @@ class Assumptions(Section):
     """Between one GPU and pinned host memory."""
     broadcast_bytes_per_s: float = Field(9e9, gt=0)
     """Reached by a broadcast from one rank, gathering included."""
-    network_efficiency: float = Field(0.8, gt=0, le=1)
-    """Of a GPU's network share when many ranks send at once."""
+    multi_source_bytes_per_s: float = Field(50e9, gt=0)
+    """One copy of the weights, when many ranks send their shards at once."""
     checkpoint_bytes_per_s: float = Field(10e9, gt=0)
     """The whole cluster's write rate to its file system."""
     object_store_bytes_per_s: float = Field(5e9, gt=0)
+    count_attention: bool = False
+    """Count the FLOPs of attention in times and MFU. Off: by parameters alone, as MFU figures usually are."""
 
 
 class RunSection(Section):

@@ -33,15 +33,27 @@ class Model:
     name: str
     layers: int
     hidden: int
+    vocabulary: int
     parameters: int
     active_parameters: int
     """Those that one token passes through; equals `parameters` in a dense model."""
+    experts: int
+    """In a mixture-of-experts layer; 0 in a dense model."""
+    experts_per_token: int
     attention: Attention
     source: str
 
     @property
     def is_moe(self) -> bool:
-        return self.active_parameters < self.parameters
+        return self.experts > 0
+
+    def touched_parameters(self, tokens: float) -> float:
+        """Parameters that a batch of `tokens` passes through, when each token picks its experts at random."""
+        if not self.is_moe:
+            return self.parameters
+        used = self.experts_per_token / self.experts
+        in_experts = (self.parameters - self.active_parameters) / (1 - used)
+        return self.parameters - in_experts * (1 - used) ** tokens
 
     def kv_bytes_per_token(self, bytes_per_value: float = 2.0) -> float:
         return self.layers * self.attention.kv_values * bytes_per_value
@@ -83,15 +95,18 @@ def _parse(config: Mapping[str, Any], name: str, source: str) -> Model:
     attention = _latent_attention(config) if config.get("kv_lora_rank") else _grouped_attention(config)
     sparse = _sparse_layers(config)
     dense = layers - sparse
-    shared_bytes = (1 if config.get("tie_word_embeddings", False) else 2) * vocabulary * hidden + hidden
-    every = shared_bytes + layers * (attention.parameters + 2 * hidden) + dense * _mlp(config, "intermediate_size")
+    ends = (1 if config.get("tie_word_embeddings", False) else 2) * vocabulary * hidden + hidden
+    every = ends + layers * (attention.parameters + 2 * hidden) + dense * _mlp(config, "intermediate_size")
     experts, used, expert, fixed = _experts(config) if sparse else (0, 0, 0, 0)
     return Model(
         name=name,
         layers=layers,
         hidden=hidden,
+        vocabulary=vocabulary,
         parameters=every + sparse * (fixed + experts * expert),
         active_parameters=every + sparse * (fixed + used * expert),
+        experts=experts,
+        experts_per_token=used,
         attention=attention,
         source=source,
     )

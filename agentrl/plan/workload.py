@@ -77,6 +77,20 @@ class Lengths(Section):
         below = math.exp(mu + self.sigma**2 / 2) * _NORMAL.cdf(edge - self.sigma)
         return below + self.cap * (1 - _NORMAL.cdf(edge))
 
+    @property
+    def variance(self) -> float:
+        """Of the values after the cap."""
+        if self.kind == "fixed" or self.mean == 0:
+            return 0.0
+        if self.kind == "empirical":
+            return sum((min(v, self.limit) - self.mean) ** 2 for v in self.values) / len(self.values)
+        double = math.exp(2 * self.location + 2 * self.sigma**2)
+        if self.cap is None:
+            return double - self.mean**2
+        edge = (math.log(self.cap) - self.location) / self.sigma
+        square = double * _NORMAL.cdf(edge - 2 * self.sigma) + self.cap**2 * (1 - _NORMAL.cdf(edge))
+        return max(square - self.mean**2, 0.0)
+
     def quantile(self, share: float) -> float:
         """The value that `share` of all values do not exceed."""
         if self.kind == "fixed" or self.mean == 0:
@@ -91,6 +105,17 @@ class Lengths(Section):
     def longest(self, count: float) -> float:
         """What the longest of `count` values is likely to be: the 1 - 1/count quantile."""
         return self.quantile(1 - 1 / count) if count > 1 else self.mean
+
+    def longest_sum(self, terms: int, count: float) -> float:
+        """What the longest of `count` sums of `terms` values is likely to be.
+
+        The larger of two limits: one value that outgrows all others (heavy tails), and many that are somewhat large.
+        """
+        if terms == 1:
+            return self.longest(count)
+        jump = (terms - 1) * self.mean + self.longest(count * terms)
+        spread = math.sqrt(terms * self.variance) * (_NORMAL.inv_cdf(1 - 1 / count) if count > 1 else 0.0)
+        return min(max(jump, terms * self.mean + spread), terms * self.limit)
 
     def sampler(self, rng: random.Random) -> Sampler:
         return Sampler(self, rng)
@@ -151,3 +176,9 @@ class Workload(Section):
     def episode_tokens(self) -> float:
         """Tokens of a whole episode at its end, on average."""
         return self.prompt_tokens.mean + self.turns * (self.response_tokens.mean + self.tool_tokens.mean)
+
+    @property
+    def episode_pairs(self) -> float:
+        """Pairs of query and key under a causal mask, of an average episode: E[n^2] / 2."""
+        parts = ((1, self.prompt_tokens), (self.turns, self.response_tokens), (self.turns, self.tool_tokens))
+        return (self.episode_tokens**2 + sum(count * part.variance for count, part in parts)) / 2
