@@ -1,0 +1,112 @@
+"""Each form at its best on a plan's machines, or why it cannot run there. Called by `choose`.
+
+Invariant: an option's split fits in memory on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from agentrl.core.errors import ConfigError
+from agentrl.plan.choice.forms import Form, Overlap, step_s
+from agentrl.plan.choice.phases import PlanPhases, continuation_s
+from agentrl.plan.choice.split import Split, fastest, split_at, split_curve
+from agentrl.plan.figure import Figure, Input, Quantity, total
+from agentrl.plan.inputs import PlanInput
+from agentrl.plan.ledger import Ledger, Rollout, build_ledger, step_mfu
+
+
+@dataclass(frozen=True)
+class Option:
+    """One form at its best."""
+
+    form: Form
+    step_s: Figure
+    mfu: Figure
+    usd: Figure
+    """All GPUs for one step."""
+    sync_s: Quantity
+    """Of all weight syncs of a step."""
+    rollout: Rollout
+    """On the GPUs that generate in this form."""
+    trainer_gpus: int
+    split: Split | None = None
+    """None when colocated."""
+    curve: tuple[Split, ...] = ()
+    """All splits that were compared."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.form if self.split is None else f"{self.form} {self.split.label}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    form: Form
+    why: str
+
+
+def option_of(plan: PlanInput, form: Form) -> Option | Refused:
+    if form.overlap is not Overlap.NONE and plan.form.max_lag == 0:
+        return Refused(form, "form.max_lag: 0 lets no sample be older than the weights it trains; at least 1")
+    try:
+        return _separate(plan, form) if form.separate else _colocated(plan, form)
+    except ConfigError as error:
+        return Refused(form, error.message)
+
+
+def _colocated(plan: PlanInput, form: Form) -> Option:
+    ledger = build_ledger(plan)
+    rollout, sync = ledger.rollout, ledger.sync.chosen(colocated=True)
+    other = ledger.switch
+    if form is Form.COLOCATED_ASYNC:
+        other = total("interruption_s", "s", (ledger.switch, continuation_s(plan, rollout)))
+    step = step_s(form, rollout.throughput, rollout.tail, ledger.training.total, sync, other)
+    return _option(ledger, form, step, sync, rollout, plan.cluster.gpus)
+
+
+def _separate(plan: PlanInput, form: Form) -> Option:
+    gpus, phases = plan.cluster.gpus, PlanPhases(plan, form)
+    if plan.form.rollout_gpus is not None:
+        curve: tuple[Split, ...] = (split_at(form, phases, plan.form.rollout_gpus, gpus - plan.form.rollout_gpus),)
+    else:
+        units = plan.rollout.gpus_per_instance, plan.trainer.model_parallel
+        curve = split_curve(form, phases, gpus, rollout_unit=units[0], trainer_unit=units[1])
+        if not curve:
+            raise ConfigError(
+                f"cluster.gpus: {gpus} cannot be divided into instances of {units[0]} GPUs and a trainer of multiples "
+                f"of {units[1]}; at least {units[0] + units[1]}"
+            )
+    best = fastest(curve)
+    if best is None:
+        raise ConfigError(curve[0].problems[0])
+    rollout = phases.rollout(best.rollout_gpus)
+    option = _option(Ledger(plan), form, best.step_s, best.sync_s, rollout, best.trainer_gpus)
+    return replace(option, split=best, curve=curve, notes=_notes(best, curve, plan.cluster.gpus_per_node))
+
+
+def _option(ledger: Ledger, form: Form, step: Figure, sync: Quantity, rollout: Rollout, trainer_gpus: int) -> Option:
+    mfu = step_mfu(ledger.flops.step, ledger.gpus, ledger.given.peak_flops, step)
+    price = Input("gpu_usd_per_hour", ledger.plan.gpu_usd_per_hour, "$/h", "[cluster] or the table's example price")
+    usd = Figure(
+        f"gpu_usd.{form}",
+        ledger.gpus.value * price.value * step.value / 3600,
+        "$",
+        f"gpus x {price.name} x {step.name} / 3600",
+        (ledger.gpus, price, step),
+    )
+    return Option(form, step, replace(mfu, name=f"step_mfu.{form}"), usd, sync, rollout, trainer_gpus)
+
+
+def _notes(best: Split, curve: Iterable[Split], node: int) -> tuple[str, ...]:
+    """What stood in the way of a faster split, and what whole nodes cost."""
+    found = []
+    unbound = min(curve, key=lambda split: split.step_s.value)
+    if unbound.step_s.value < best.step_s.value:
+        found.append(f"by time {unbound.label} would take {unbound.step_s.value:.0f} s, but {unbound.problems[0]}")
+    whole = fastest(split for split in curve if split.rollout_gpus % node == 0 and split.trainer_gpus % node == 0)
+    if whole is not None and whole is not best:
+        found.append(f"in whole nodes {whole.label} takes {whole.step_s.value:.0f} s")
+    return tuple(found)

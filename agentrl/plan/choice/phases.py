@@ -1,0 +1,77 @@
+"""The ledger's phases on any number of GPUs, as `split` asks for them. Made by `options`.
+
+Invariant: each side's concurrency, decode time and memory are those of its own GPUs, never a share of the whole.
+"""
+
+from __future__ import annotations
+
+from agentrl.core.errors import ConfigError
+from agentrl.plan.choice.correction import continuation_flops, running_sequences
+from agentrl.plan.choice.forms import Form, Overlap
+from agentrl.plan.figure import Figure, Input, total
+from agentrl.plan.inputs import PlanInput
+from agentrl.plan.ledger import Rollout, Sync, TrainerMemory, Training
+from agentrl.plan.ledger.given import Given
+from agentrl.plan.ledger.training import compute_s
+
+
+class PlanPhases:
+    """Of separate pools; the colocated forms need no split."""
+
+    def __init__(self, plan: PlanInput, form: Form) -> None:
+        self.plan = plan
+        self.form = form
+        self._rollouts: dict[int, Rollout] = {}
+
+    def rollout(self, gpus: int) -> Rollout:
+        if gpus not in self._rollouts:
+            self._rollouts[gpus] = Rollout(self.plan, gpus, colocated=False)
+        return self._rollouts[gpus]
+
+    def throughput_s(self, gpus: int) -> Figure:
+        rollout = self.rollout(gpus)
+        if self.form.overlap is not Overlap.STREAM or self.plan.form.at_limit != "partial":
+            return rollout.throughput
+        continued = syncs_of_step_s(self.plan, self.form, continuation_s(self.plan, rollout), "step_continuation_s")
+        return total("interrupted_throughput_s", "s", (rollout.throughput, continued))
+
+    def tail_s(self, gpus: int) -> Figure:
+        return self.rollout(gpus).tail
+
+    def training_s(self, gpus: int) -> Figure:
+        return Training(self.plan, gpus).total
+
+    def sync_s(self, rollout_gpus: int) -> Figure:
+        instances = int(self.rollout(rollout_gpus).instances.value)
+        return syncs_of_step_s(self.plan, self.form, Sync(self.plan, instances).chosen(colocated=False), "step_sync_s")
+
+    def problems(self, rollout_gpus: int, trainer_gpus: int) -> tuple[str, ...]:
+        try:
+            TrainerMemory(self.plan, trainer_gpus).check()
+        except ConfigError as error:
+            return (error.message,)
+        return ()
+
+
+def syncs_of_step(plan: PlanInput, form: Form) -> Figure:
+    """Weight syncs of a step: one, but every `form.sync_every` updates where generation never stops for a batch."""
+    if form is not Form.ASYNC:
+        return Figure("syncs", 1.0, "", "1: after the step's last update", ())
+    updates = Input("updates", plan.trainer.updates, source="[trainer]")
+    every = Input("sync_every", plan.form.sync_every, source="[form]")
+    return Figure("syncs", updates.value / every.value, "", f"{updates.name} / {every.name}", (updates, every))
+
+
+def syncs_of_step_s(plan: PlanInput, form: Form, one_s: Figure, name: str) -> Figure:
+    """What each sync of a step takes, for all of them."""
+    count = syncs_of_step(plan, form)
+    return Figure(name, count.value * one_s.value, "s", f"{count.name} x {one_s.name}", (count, one_s))
+
+
+def continuation_s(plan: PlanInput, rollout: Rollout) -> Figure:
+    """Of one sync that interrupts: all running sequences prefill what they have so far, on the rollout's GPUs."""
+    given = Given(plan)
+    running = running_sequences(rollout.instances, rollout.decoding)
+    flops = continuation_flops(running, rollout.context, given.active_parameters)
+    gpus = given.gpus("rollout_gpus", rollout.gpus)
+    return compute_s("continuation_s", flops, gpus, given.peak_flops, given.assumed("prefill_mfu"))
