@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Literal, Self
 
@@ -55,7 +56,7 @@ class Lengths(Section):
     def limit(self) -> float:
         return math.inf if self.cap is None else self.cap
 
-    @property
+    @cached_property
     def location(self) -> float:
         """mu of the lognormal whose mean after the cap is `mean`."""
         if self.mean <= 0:

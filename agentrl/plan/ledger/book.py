@@ -104,7 +104,7 @@ class Ledger:
             "FLOPs": (flops.prefill, flops.decode, flops.forward, flops.train, flops.step, flops.recompute,
                       flops.attention_share),
             "KV": (rollout.kv_per_token, rollout.kv_step, held, rollout.pool, rollout.capacity, rollout.waves),
-            "Rollout": (rollout.full_memory_step, rollout.decoding, rollout.decode_step, rollout.lone_step,
+            "Rollout": (rollout.full_memory_step, rollout.decoding, rollout.decode_step, rollout.tail_step,
                         rollout.instance_rate, rollout.prefill.residency, rollout.prefill.warm, rollout.prefill.cold,
                         rollout.prefill.seconds, rollout.throughput, rollout.tail, rollout.tail_share,
                         rollout.generation),

@@ -6,6 +6,8 @@ the roofline is bytes over bandwidth. Invariant: a step never takes less than it
 
 from __future__ import annotations
 
+import math
+
 from agentrl.plan.figure import Figure, Quantity
 
 _ROOFLINE = "Pope et al. 2022, Efficiently Scaling Transformer Inference, section 2"
@@ -39,11 +41,44 @@ def full_memory_step_s(share: Quantity, gpu_memory: Quantity, rate: Quantity, ef
     return Figure("full_memory_step_s", value, "s", formula, (share, gpu_memory, rate, efficiency), _ROOFLINE)
 
 
-def lone_step_s(touched: Quantity, gpus: Quantity, rate: Quantity, efficiency: Quantity) -> Figure:
-    """A decode step of the last sequences: hardly more than the weights is read."""
-    value = touched.value / (gpus.value * rate.value * efficiency.value)
-    formula = f"{touched.name} / ({gpus.name} x {rate.name} x {efficiency.name})"
-    return Figure("lone_step_s", value, "s", formula, (touched, gpus, rate, efficiency), _ROOFLINE)
+def tail_step_s(weights: Quantity, gpus: Quantity, rate: Quantity, efficiency: Quantity) -> Figure:
+    """A decode step of the last sequences: hardly more than the weights is read (with experts, at most those)."""
+    value = weights.value / (gpus.value * rate.value * efficiency.value)
+    formula = f"{weights.name} / ({gpus.name} x {rate.name} x {efficiency.name})"
+    return Figure("tail_step_s", value, "s", formula, (weights, gpus, rate, efficiency), _ROOFLINE)
+
+
+def sequence_s(read: Quantity, gpus: Quantity, rate: Quantity, efficiency: Quantity) -> Figure:
+    """What one more sequence adds to a decode step."""
+    value = read.value / (gpus.value * rate.value * efficiency.value)
+    formula = f"{read.name} / ({gpus.name} x {rate.name} x {efficiency.name})"
+    return Figure("sequence_s", value, "s", formula, (read, gpus, rate, efficiency), _ROOFLINE)
+
+
+def measured_generating_share(turn: Quantity, environment: Quantity) -> Figure:
+    """Share of an episode's time in which it decodes, from the seconds of a turn."""
+    value = turn.value / (turn.value + environment.value)
+    formula = f"{turn.name} / ({turn.name} + {environment.name})"
+    return Figure("generating_share", value, "share", formula, (turn, environment))
+
+
+def generating_share(
+    episodes: Quantity, tokens: Quantity, weights: Quantity, sequence: Quantity, environment: Quantity
+) -> Figure:
+    """The same where a turn takes as long as the batch makes it, and the batch is whoever is in a turn.
+
+    The batch n of an instance solves n = episodes x turn / (turn + environment) where a turn takes
+    tokens x (weights + n x sequence).
+    """
+    slope, base = tokens.value * sequence.value, tokens.value * weights.value
+    linear = base + environment.value - episodes.value * slope
+    batch = (math.sqrt(linear**2 + 4 * slope * episodes.value * base) - linear) / (2 * slope)
+    turn = f"{tokens.name} x ({weights.name} + batch x {sequence.name})"
+    formula = (
+        f"batch / {episodes.name} where batch = {episodes.name} x turn / (turn + {environment.name}), turn = {turn}"
+    )
+    inputs = (episodes, tokens, weights, sequence, environment)
+    return Figure("generating_share", batch / episodes.value, "share", formula, inputs)
 
 
 def instance_tokens_per_s(held: Quantity, step: Quantity) -> Figure:
@@ -65,11 +100,11 @@ def throughput_s(busy: Quantity, prefill: Quantity, episode: Quantity) -> Figure
     return Figure("throughput_s", value, "s", formula, (busy, prefill, episode))
 
 
-def tail_s(longest: Quantity, mean: Quantity, lone: Quantity, environment: Quantity) -> Figure:
+def tail_s(longest: Quantity, mean: Quantity, step: Quantity, environment: Quantity) -> Figure:
     """What the longest episode takes beyond an average one, nearly alone; no GPU more makes it shorter."""
-    value = max(longest.value - mean.value, 0.0) * lone.value + environment.value
-    formula = f"({longest.name} - {mean.name}) x {lone.name} + {environment.name}"
-    return Figure("tail_s", value, "s", formula, (longest, mean, lone, environment), _TAIL)
+    value = max(longest.value - mean.value, 0.0) * step.value + environment.value
+    formula = f"({longest.name} - {mean.name}) x {step.name} + {environment.name}"
+    return Figure("tail_s", value, "s", formula, (longest, mean, step, environment), _TAIL)
 
 
 def tail_share(throughput: Quantity, tail: Quantity) -> Figure:

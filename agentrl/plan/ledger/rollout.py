@@ -103,57 +103,16 @@ class Rollout:
 
     @cached_property
     def _generating_share(self) -> Figure:
-        """Of an episode's time: a turn is sampled at the pace of the batch that all such episodes form."""
+        """Of an episode's time, in which an engine decodes for it."""
         work, given = self.plan.workload, self.given
         if work.environment_s.mean == 0:
             return Figure("generating_share", 1.0, "share", "1: no environment", ())
-        measured = work.turn_generation_s
-        if measured is not None:
-            turn = Input("turn_generation_s", measured, "s", "[workload]")
-            value = measured / (measured + work.environment_s.mean)
-            formula = f"{turn.name} / ({turn.name} + turn_environment_s)"
-            return Figure("generating_share", value, "share", formula, (turn, given.environment_s))
-        each = given.episodes.value / self.instances.value
-        slope = work.response_tokens.mean * self._sequence_s.value
-        base = work.response_tokens.mean * self._weights_s.value
-        linear = base + work.environment_s.mean - each * slope
-        # The batch n solves n = each x turn(n) / (turn(n) + environment) with turn(n) = base + slope x n.
-        batch = (math.sqrt(linear**2 + 4 * slope * each * base) - linear) / (2 * slope)
-        inputs = (
-            given.episodes,
-            self.instances,
-            given.turn_tokens,
-            self._weights_s,
-            self._sequence_s,
-            given.environment_s,
-        )
-        formula = (
-            "turn / (turn + turn_environment_s), turn = turn_sampled_tokens x (all_weights_s + batch x sequence_s)"
-        )
-        return Figure("generating_share", batch / each, "share", formula, inputs)
-
-    @cached_property
-    def _weights_s(self) -> Figure:
-        """To read all weights once."""
-        given = self.given
-        rate, efficiency = given.memory_rate, given.assumed("memory_efficiency")
-        value = self.weight_bytes.value / (given.instance_gpus.value * rate.value * efficiency.value)
-        formula = f"{self.weight_bytes.name} / (gpus_per_instance x {rate.name} x {efficiency.name})"
-        inputs = (self.weight_bytes, given.instance_gpus, rate, efficiency)
-        return Figure("all_weights_s", value, "s", formula, inputs)
-
-    @cached_property
-    def _sequence_s(self) -> Figure:
-        """To read the KV of one sequence once."""
-        given = self.given
-        rate, efficiency = given.memory_rate, given.assumed("memory_efficiency")
-        read = self.context.value * self.kv_per_token.value
-        value = read / (given.instance_gpus.value * rate.value * efficiency.value)
-        formula = (
-            f"{self.context.name} x {self.kv_per_token.name} / (gpus_per_instance x {rate.name} x {efficiency.name})"
-        )
-        inputs = (self.context, self.kv_per_token, given.instance_gpus, rate, efficiency)
-        return Figure("sequence_s", value, "s", formula, inputs)
+        if work.turn_generation_s is not None:
+            return decode.measured_generating_share(self._turn_s(self.tail_step), given.environment_s)
+        each = Input("episodes_per_instance", given.episodes.value / self.instances.value)
+        read = kv.kv_bytes("sequence_kv_bytes", self.context, self.kv_per_token)
+        sequence = decode.sequence_s(read, given.instance_gpus, given.memory_rate, given.assumed("memory_efficiency"))
+        return decode.generating_share(each, given.turn_tokens, self.tail_step, sequence, given.environment_s)
 
     def _turn_s(self, step: Figure) -> Quantity:
         """Seconds to sample one turn at a given decode step."""
@@ -165,27 +124,21 @@ class Rollout:
             f"turn_at_{step.name}", tokens.value * step.value, "s", f"{tokens.name} x {step.name}", (tokens, step)
         )
 
-    def _touched(self, name: str, held: float) -> Figure:
+    @cached_property
+    def _weights_read(self) -> Figure:
         """Bytes of the weights that a batch reads: with experts, those its tokens are sent to."""
-        given, size = self.given, self.given.rollout("weight_bytes", "B")
-        touched = Input("touched_parameters", self.plan.shape.touched_parameters(held), source=self.plan.shape.source)
-        return Figure(
-            name,
-            touched.value * size.value,
-            "B",
-            f"{touched.name} x {size.name}",
-            (touched, size),
-            given.parameters.source,
-        )
+        shape, size = self.plan.shape, self.given.rollout("weight_bytes", "B")
+        touched = Input("touched_parameters", shape.touched_parameters(self.decoding.value), source=shape.source)
+        value = touched.value * size.value
+        return Figure("weights_read_bytes", value, "B", f"{touched.name} x {size.name}", (touched, size))
 
     @cached_property
     def decode_step(self) -> Figure:
         given = self.given
-        weights = self._touched("weights_read_bytes", self.decoding.value)
         flops = Figure("token_flops", 2 * given.active_parameters.value, "FLOP", "2 x active_parameters",
                        (given.active_parameters,))  # fmt: skip
         return decode.decode_step_s(
-            weights, self.decoding, self.context, self.kv_per_token, given.instance_gpus, given.memory_rate,
+            self._weights_read, self.decoding, self.context, self.kv_per_token, given.instance_gpus, given.memory_rate,
             given.assumed("memory_efficiency"), flops, given.peak_flops,
         )  # fmt: skip
 
@@ -198,10 +151,10 @@ class Rollout:
         )
 
     @cached_property
-    def lone_step(self) -> Figure:
+    def tail_step(self) -> Figure:
         given = self.given
-        touched = self._touched("lone_weights_read_bytes", 1.0)
-        return decode.lone_step_s(touched, given.instance_gpus, given.memory_rate, given.assumed("memory_efficiency"))
+        efficiency = given.assumed("memory_efficiency")
+        return decode.tail_step_s(self.weight_bytes, given.instance_gpus, given.memory_rate, efficiency)
 
     @cached_property
     def instance_rate(self) -> Figure:
@@ -235,7 +188,7 @@ class Rollout:
         mean = Input("mean_sampled_tokens", work.sampled_tokens, "tokens", "[workload]")
         extra = work.environment_s.longest_sum(work.turns, count) - work.turns * work.environment_s.mean
         environment = Input("longest_environment_excess_s", max(extra, 0.0), "s", "[workload] 1 - 1/episodes quantile")
-        return decode.tail_s(longest, mean, self.lone_step, environment)
+        return decode.tail_s(longest, mean, self.tail_step, environment)
 
     @cached_property
     def tail_share(self) -> Figure:
