@@ -101,6 +101,12 @@ ROWS = [
     Row("003 part A q3 concurrency at 0.9", 58, lambda: _q3(0.9).capacity, relative=0),
     Row("003 part A q3 pool at 0.5", 14e9, lambda: _q3(0.5).pool, rounded_to=1e9),
     Row("003 part A q3 concurrency at 0.5", 10, lambda: _q3(0.5).capacity, relative=0),
+    Row(
+        "003 part A q3 nearly six times the concurrency",
+        6,
+        lambda: _q3(0.9).capacity.value / _q3(0.5).capacity.value,
+        rounded_to=1,
+    ),
     Row("003 part A q4 gain", 2.2, _q4_gain, rounded_to=0.1),
     Row("003 part A q4 asynchronous step", 600, lambda: 1300 / _q4_gain().value),
     Row("003 part A q6 70B state", 1.13e12, lambda: _q6(8) * 8),
@@ -123,6 +129,7 @@ ROWS = [
     Row("003 part A q10 releasable sandboxes", 2000, lambda: _q10().releasable),
     Row("003 part A q10 wall clock of an episode", 900, lambda: _q10().rollout.mean_episode),
     Row("003 part A q10 stateful sandboxes", 3000, lambda: _q10().stateful),
+    Row("003 part A q10 half as many again", 1.5, lambda: _q10().stateful.value / _q10().releasable.value),
 ]
 
 UNREPRODUCED = [

@@ -79,6 +79,11 @@ def _checkpoint_s(model: str) -> Figure:
 
 
 ROWS = [
+    Row(
+        "003 3.2 sharded state of the 8B on 64 cards 2 GB",
+        2e9,
+        lambda: _trainer("Llama-3-8B", 64).whole_state.value / 64,
+    ),
     Row("003 2.3 optimizer and master weights of the 32B 49 GB", 49e9, lambda: _part("optimizer_gpu_bytes")),
     Row("003 2.3 bf16 shard of the 32B 8 GB", 8e9, lambda: _part("trainer_weights_gpu_bytes"), rounded_to=1e9),
     Row("003 2.3 reference of the 32B 8 GB", 8e9, lambda: _part("reference_gpu_bytes"), rounded_to=1e9),

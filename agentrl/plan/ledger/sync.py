@@ -18,11 +18,20 @@ _VLLM = "vLLM documentation, Sleep Mode"
 _CHECKPOINT_ENGINE = "MoonshotAI checkpoint-engine README; PyTorch blog on RDMA weight transfer for RL"
 
 
-def sync_bytes(parameters: Quantity, size: Quantity, changed: Quantity) -> Figure:
-    """One copy of the weights in the engine's precision; a delta sync sends the changed share alone."""
-    value = parameters.value * size.value * changed.value
-    formula = f"{parameters.name} x {size.name} x {changed.name}"
-    return Figure("sync_bytes", value, "B", formula, (parameters, size, changed), _VERL)
+INDEX = Input("delta_index_bytes", 4, "B", "a 32-bit position within its tensor")
+
+
+def sync_bytes(parameters: Quantity, size: Quantity) -> Figure:
+    """One copy of the weights in the engine's precision."""
+    value = parameters.value * size.value
+    return Figure("sync_bytes", value, "B", f"{parameters.name} x {size.name}", (parameters, size), _VERL)
+
+
+def delta_sync_bytes(parameters: Quantity, size: Quantity, changed: Quantity) -> Figure:
+    """The changed parameters alone, each with its position; no rank ever holds the whole model."""
+    value = parameters.value * changed.value * (size.value + INDEX.value)
+    formula = f"{parameters.name} x {changed.name} x ({size.name} + {INDEX.name})"
+    return Figure("sync_bytes", value, "B", formula, (parameters, changed, size, INDEX), _VERL)
 
 
 def transfer_s(name: str, size: Quantity, rate: Quantity, source: str = _VERL) -> Figure:
@@ -54,8 +63,10 @@ class Sync:
 
     @cached_property
     def bytes(self) -> Figure:
-        changed = Input("changed_share", self.plan.form.changed_share, "share", "[form]")
-        return sync_bytes(self.given.parameters, self.given.rollout("weight_bytes", "B"), changed)
+        share, size = self.plan.form.changed_share, self.given.rollout("weight_bytes", "B")
+        if share == 1:
+            return sync_bytes(self.given.parameters, size)
+        return delta_sync_bytes(self.given.parameters, size, Input("changed_share", share, "share", "[form]"))
 
     @cached_property
     def ipc(self) -> Figure:

@@ -55,15 +55,15 @@ class Tokens:
 
     @cached_property
     def prefill_new(self) -> Figure:
-        """Tokens that must be prefilled at least: each prompt once for its group, each tool result once."""
+        """Tokens prefilled at least: each prompt once for its group, each tool result but the last once."""
         given = self.given
         value = given.prompts.value * given.prompt_tokens.value
-        value += given.episodes.value * given.turns.value * given.tool_tokens.value
+        value += given.episodes.value * (given.turns.value - 1) * given.tool_tokens.value
         return Figure(
             "prefill_new_tokens",
             value,
             "tokens",
-            "prompts x prompt_tokens + episodes x turns x turn_tool_tokens",
+            "prompts x prompt_tokens + episodes x (turns - 1) x turn_tool_tokens",
             (given.prompts, given.prompt_tokens, given.episodes, given.turns, given.tool_tokens),
             _VLLM,
         )
