@@ -18,7 +18,7 @@ from agentrl.plan.hardware import CpuHost, Gpu, cpu_host_named, gpu_named
 from agentrl.plan.model import Model, model_named, read_model
 from agentrl.plan.workload import Workload
 
-FormName = Literal["colocated", "separate_sync", "one_step", "async"]
+FormName = Literal["colocated", "colocated_async", "separate_sync", "one_step", "async"]
 
 
 class ModelSection(Section):

@@ -12,17 +12,17 @@ from dataclasses import dataclass, fields
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.agentic import ResidencyChoice, SandboxChoice, residency_choice, sandbox_choice
 from agentrl.plan.choice.barrier import speedup
-from agentrl.plan.choice.forms import Form, Overlap
+from agentrl.plan.choice.forms import Form
 from agentrl.plan.choice.nearest import nearest_cluster
 from agentrl.plan.choice.options import Option, Refused, option_of
 from agentrl.plan.choice.phases import syncs_of_step
 from agentrl.plan.choice.reliability import Reliability, reliability
 from agentrl.plan.choice.split import work_ratio
-from agentrl.plan.choice.staleness import Staleness, staleness_of
+from agentrl.plan.choice.staleness import Staleness
 from agentrl.plan.choice.synchronization import SyncCost, sync_cost
 from agentrl.plan.figure import Figure
 from agentrl.plan.inputs import PlanInput
-from agentrl.plan.ledger import Ledger, Sandboxes
+from agentrl.plan.ledger import Rollout, Sandboxes, Training
 
 WORTH = 1.3
 """A form has to be this much faster than a simpler one to be chosen over it: older samples and more parts cost too."""
@@ -76,7 +76,9 @@ def choose(plan: PlanInput) -> Choice:
             f"({refused[0].why}); nearest: {nearest_cluster(plan)}"
         )
     chosen = _own(plan, fit, refused) or _simplest_worth(fit)
-    ledger = Ledger(plan)
+    # Of separate pools: the colocated engine may not fit where a separate one does.
+    whole = Rollout(plan, plan.cluster.gpus, colocated=False)
+    training = Training(plan, plan.cluster.gpus)
     has_environment = plan.workload.environment_s.mean > 0
     has_waiting_kv = plan.workload.turns > 1 and not plan.rollout.kv_offload
     syncs = syncs_of_step(plan, chosen.form)
@@ -84,11 +86,11 @@ def choose(plan: PlanInput) -> Choice:
         chosen=chosen,
         options=tuple(sorted(fit, key=lambda option: option.step_s.value)),
         refused=refused,
-        reasons=_reasons(plan, ledger, chosen, fit),
+        reasons=_reasons(plan, whole, chosen, fit),
         speedups=tuple(_speedup(fit[0], option) for option in fit),
-        by_time=work_ratio(ledger.rollout.generation, ledger.training.total, "generation_to_training_s"),
-        by_flops=work_ratio(ledger.flops.decode, ledger.flops.train, "generation_to_training_flops"),
-        staleness=_staleness(plan, chosen),
+        by_time=work_ratio(whole.generation, training.total, "generation_to_training_s"),
+        by_flops=work_ratio(training.flops.decode, training.flops.train, "generation_to_training_flops"),
+        staleness=chosen.staleness,
         sync=sync_cost(plan, chosen.step_s, chosen.sync_s, syncs),
         reliability=reliability(plan, chosen.step_s, chosen.trainer_gpus),
         sandboxes=sandbox_choice(Sandboxes(plan, chosen.rollout)) if has_environment else None,
@@ -120,39 +122,15 @@ def _speedup(base: Option, option: Option) -> Figure:
     return Figure(f"speedup.{option.form}", figure.value, "x", figure.formula, figure.inputs)
 
 
-def _staleness(plan: PlanInput, chosen: Option) -> Staleness | None:
-    if chosen.form.overlap is not Overlap.STREAM:
-        return None
-    syncs = syncs_of_step(plan, chosen.form)
-    interval = Figure(
-        "sync_interval_s",
-        chosen.step_s.value / syncs.value,
-        "s",
-        f"{chosen.step_s.name} / syncs",
-        (chosen.step_s, syncs),
-    )
-    pace = chosen.rollout.decode_step
-    if not chosen.form.separate:
-        busy = chosen.rollout.throughput
-        value, formula = (
-            pace.value * chosen.step_s.value / busy.value,
-            f"{pace.name} x {chosen.step_s.name} / {busy.name}",
-        )
-        pace = Figure(
-            "paced_token_s", value, "s", formula, (pace, chosen.step_s, busy), "generation pauses for training"
-        )
-    return staleness_of(plan.workload, pace, chosen.step_s, interval, plan.form.max_lag)
-
-
-def _reasons(plan: PlanInput, ledger: Ledger, chosen: Option, fit: Sequence[Option]) -> tuple[str, ...]:
+def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Option]) -> tuple[str, ...]:
     verb = "waits" if chosen.form.waits_for_tail else "does not wait"
-    found = [f"the tail is {100 * ledger.rollout.tail_share.value:.0f} % of generation, which the step {verb} for"]
+    found = [f"the tail is {100 * whole.tail_share.value:.0f} % of generation, which the step {verb} for"]
     for option in fit:
         if option is chosen:
             continue
         ratio = option.step_s.value / chosen.step_s.value
         how = (
-            f"{ratio:.2f} x the time" if ratio >= 1 else f"{1 / ratio:.2f} x as fast, and is worth it from {WORTH:g} x"
+            f"{ratio:.2f} x the time" if ratio >= 1 else f"{1 / ratio:.3f} x as fast, and is worth it from {WORTH:g} x"
         )
         found.append(f"{option.label} takes {option.step_s.value:.0f} s, {how}")
     if plan.form.kind != "auto":

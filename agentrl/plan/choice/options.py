@@ -5,13 +5,15 @@ Invariant: an option's split fits in memory on both sides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.forms import Form, Overlap, step_s
-from agentrl.plan.choice.phases import PlanPhases, continuation_s
+from agentrl.plan.choice.phases import PlanPhases, continuation_s, streamed_throughput_s, syncs_of_step
 from agentrl.plan.choice.split import Split, fastest, split_at, split_curve
+from agentrl.plan.choice.staleness import Staleness, staleness_of
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Ledger, Rollout, build_ledger, step_mfu
@@ -35,6 +37,8 @@ class Option:
     """None when colocated."""
     curve: tuple[Split, ...] = ()
     """All splits that were compared."""
+    staleness: Staleness | None = None
+    """None where all samples have the same lag: 0, or 1 in `one_step`."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -48,27 +52,62 @@ class Refused:
     why: str
 
 
+MOST_DROPPED = 0.9
+"""A form that would drop more of what it samples than this is refused."""
+
+
 def option_of(plan: PlanInput, form: Form) -> Option | Refused:
     if form.overlap is not Overlap.NONE and plan.form.max_lag == 0:
         return Refused(form, "form.max_lag: 0 lets no sample be older than the weights it trains; at least 1")
     try:
-        return _separate(plan, form) if form.separate else _colocated(plan, form)
+        best = _best(plan, form, None)
+        if form.overlap is not Overlap.STREAM:
+            return best
+        stale = _staleness(plan, best)
+        if plan.form.at_limit == "drop" and stale.dropped_token_share.value > 0:
+            share = stale.dropped_token_share.value
+            if share > MOST_DROPPED:
+                raise ConfigError(
+                    f"form.max_lag: {plan.form.max_lag} drops {100 * share:.0f} % of what {form} samples; at least "
+                    f"{math.ceil(stale.mean_lag.value)}, or form.at_limit = 'partial'"
+                )
+            best = _best(plan, form, stale.dropped_token_share)
+            stale = _staleness(plan, best)
+        return replace(best, staleness=stale)
     except ConfigError as error:
         return Refused(form, error.message)
 
 
-def _colocated(plan: PlanInput, form: Form) -> Option:
+def _best(plan: PlanInput, form: Form, dropped: Figure | None) -> Option:
+    return _separate(plan, form, dropped) if form.separate else _colocated(plan, form, dropped)
+
+
+def _staleness(plan: PlanInput, option: Option) -> Staleness:
+    """Of a streaming form, at its own pace."""
+    syncs = syncs_of_step(plan, option.form)
+    step, pace = option.step_s, option.rollout.decode_step
+    interval = Figure("sync_interval_s", step.value / syncs.value, "s", f"{step.name} / syncs", (step, syncs))
+    if not option.form.separate:
+        busy = option.rollout.throughput
+        formula = f"{pace.name} x {step.name} / {busy.name}"
+        value = pace.value * step.value / busy.value
+        pace = Figure("paused_token_s", value, "s", formula, (pace, step, busy), "generation pauses for training")
+    return staleness_of(plan.workload, pace, step, interval, plan.form.max_lag)
+
+
+def _colocated(plan: PlanInput, form: Form, dropped: Figure | None) -> Option:
     ledger = build_ledger(plan)
     rollout, sync = ledger.rollout, ledger.sync.chosen(colocated=True)
     other = ledger.switch
     if form is Form.COLOCATED_ASYNC:
         other = total("interruption_s", "s", (ledger.switch, continuation_s(plan, rollout)))
-    step = step_s(form, rollout.throughput, rollout.tail, ledger.training.total, sync, other)
+    throughput = streamed_throughput_s(plan, form, rollout, dropped)
+    step = step_s(form, throughput, rollout.tail, ledger.training.total, sync, other)
     return _option(ledger, form, step, sync, rollout, plan.cluster.gpus)
 
 
-def _separate(plan: PlanInput, form: Form) -> Option:
-    gpus, phases = plan.cluster.gpus, PlanPhases(plan, form)
+def _separate(plan: PlanInput, form: Form, dropped: Figure | None) -> Option:
+    gpus, phases = plan.cluster.gpus, PlanPhases(plan, form, dropped)
     if plan.form.rollout_gpus is not None:
         curve: tuple[Split, ...] = (split_at(form, phases, plan.form.rollout_gpus, gpus - plan.form.rollout_gpus),)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.correction import continuation_flops, running_sequences
 from agentrl.plan.choice.forms import Form, Overlap
-from agentrl.plan.figure import Figure, Input, total
+from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout, Sync, TrainerMemory, Training
 from agentrl.plan.ledger.given import Given
@@ -18,9 +18,11 @@ from agentrl.plan.ledger.training import compute_s
 class PlanPhases:
     """Of separate pools; the colocated forms need no split."""
 
-    def __init__(self, plan: PlanInput, form: Form) -> None:
+    def __init__(self, plan: PlanInput, form: Form, dropped: Quantity | None = None) -> None:
         self.plan = plan
         self.form = form
+        self.dropped = dropped
+        """Share of the sampled tokens that a lag limit throws away."""
         self._rollouts: dict[int, Rollout] = {}
 
     def rollout(self, gpus: int) -> Rollout:
@@ -29,11 +31,7 @@ class PlanPhases:
         return self._rollouts[gpus]
 
     def throughput_s(self, gpus: int) -> Figure:
-        rollout = self.rollout(gpus)
-        if self.form.overlap is not Overlap.STREAM or self.plan.form.at_limit != "partial":
-            return rollout.throughput
-        continued = syncs_of_step_s(self.plan, self.form, continuation_s(self.plan, rollout), "step_continuation_s")
-        return total("interrupted_throughput_s", "s", (rollout.throughput, continued))
+        return streamed_throughput_s(self.plan, self.form, self.rollout(gpus), self.dropped)
 
     def tail_s(self, gpus: int) -> Figure:
         return self.rollout(gpus).tail
@@ -66,6 +64,53 @@ def syncs_of_step_s(plan: PlanInput, form: Form, one_s: Figure, name: str) -> Fi
     """What each sync of a step takes, for all of them."""
     count = syncs_of_step(plan, form)
     return Figure(name, count.value * one_s.value, "s", f"{count.name} x {one_s.name}", (count, one_s))
+
+
+def streamed_throughput_s(plan: PlanInput, form: Form, rollout: Rollout, dropped: Quantity | None = None) -> Figure:
+    """Generation without the tail, with what the lag limit of a streaming form adds to it."""
+    if form.overlap is not Overlap.STREAM:
+        return rollout.throughput
+    if plan.form.at_limit == "wait":
+        return paced_throughput_s(plan, rollout)
+    if plan.form.at_limit == "drop":
+        return rollout.throughput if dropped is None else repeated_throughput_s(rollout.throughput, dropped)
+    if form is Form.COLOCATED_ASYNC:
+        return rollout.throughput
+    continued = syncs_of_step_s(plan, form, continuation_s(plan, rollout), "step_continuation_s")
+    return total("interrupted_throughput_s", "s", (rollout.throughput, continued))
+
+
+def paced_throughput_s(plan: PlanInput, rollout: Rollout) -> Figure:
+    """No version comes before the longest response of each batch is within the limit: it spans `max_lag` + 1 steps."""
+    work = plan.workload
+    longest = Input(
+        "longest_episode_s",
+        work.response_tokens.longest_sum(work.turns, work.episodes) * rollout.decode_step.value
+        + work.environment_s.longest_sum(work.turns, work.episodes),
+        "s",
+        "[workload] 1 - 1/episodes quantile at decode_step_s a token",
+    )
+    limit, throughput = Input("max_lag", plan.form.max_lag, "versions", "[form]"), rollout.throughput
+    return Figure(
+        "paced_throughput_s",
+        max(throughput.value, longest.value / (limit.value + 1)),
+        "s",
+        f"max({throughput.name}, {longest.name} / ({limit.name} + 1))",
+        (throughput, longest, limit),
+        "at_limit = 'wait': the trainer waits rather than let a sample exceed the limit",
+    )
+
+
+def repeated_throughput_s(throughput: Quantity, dropped: Quantity) -> Figure:
+    """What is dropped is sampled again."""
+    return Figure(
+        "repeated_throughput_s",
+        throughput.value / (1 - dropped.value),
+        "s",
+        f"{throughput.name} / (1 - {dropped.name})",
+        (throughput, dropped),
+        "at_limit = 'drop'",
+    )
 
 
 def continuation_s(plan: PlanInput, rollout: Rollout) -> Figure:
