@@ -24,7 +24,7 @@ LARGE = Parameters(
 )  # fmt: skip
 AGENTIC = replace(
     LARGE, form=Form.ASYNC, policy=Policy.PARTIAL, concurrency=80, batch=20_000, group_size=8, turns=20,
-    tokens=Lengths(kind="lognormal", mean=8000, sigma=0.5, cap=40_000), prefill_s=0.05,
+    tokens=Lengths(kind="lognormal", mean=400, sigma=0.8, cap=4000), prefill_s=0.05,
     environment=Lengths(kind="lognormal", mean=30, sigma=1.0, cap=600),
 )  # fmt: skip
 

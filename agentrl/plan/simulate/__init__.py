@@ -3,7 +3,8 @@
 Used by the plan's report and benches. Invariant: equal parameters give equal numbers, on any machine.
 """
 
-from agentrl.plan.simulate.parameters import Form, Parameters, Policy
+from agentrl.plan.choice.forms import Form
+from agentrl.plan.simulate.parameters import Parameters, Policy
 from agentrl.plan.simulate.result import Result, Series, Step
 from agentrl.plan.simulate.run import simulate
 

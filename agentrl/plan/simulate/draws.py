@@ -39,10 +39,14 @@ def draw(lengths: Lengths, seed: int, stream: int, numbers: Ints) -> Floats:
 
 def uniform(seed: int, stream: int, numbers: Ints) -> Floats:
     """In (0, 1), one for each number (splitmix64 over a key made of seed and stream)."""
-    key = _mixed(np.array([(seed * 1_000_003 + stream) % 2**64], dtype=np.uint64))[0]
-    bits = _mixed(numbers.astype(np.uint64) * _GOLDEN + key)
+    bits = _mixed(numbers.astype(np.uint64) * _GOLDEN + _key(seed, stream))
     share: Floats = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return share
+
+
+@lru_cache(maxsize=64)
+def _key(seed: int, stream: int) -> np.uint64:
+    return np.uint64(_mixed(np.array([(seed * 1_000_003 + stream) % 2**64], dtype=np.uint64))[0])
 
 
 def _mixed(state: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -7,20 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agentrl.core.errors import ConfigError
+from agentrl.plan.choice.forms import Form
 from agentrl.plan.workload import Lengths
-
-
-class Form(StrEnum):
-    """Who waits for whom."""
-
-    COLOCATED = "colocated"
-    """One pool of GPUs: generate a batch, train on it, load the new weights."""
-    SEPARATE_SYNC = "separate_sync"
-    """Two pools that take the same turns: while one works, the other waits."""
-    ONE_STEP = "one_step"
-    """Two pools: the next batch is generated while this one is trained."""
-    ASYNC = "async"
-    """Two pools: generation never ends, the trainer takes a batch whenever one is ready."""
 
 
 class Policy(StrEnum):
@@ -48,7 +36,7 @@ class Parameters:
     """Trajectories that the trainer takes a step (B x G)."""
     steps: int
     tokens: Lengths
-    """Sampled tokens of a trajectory, all turns together."""
+    """Sampled tokens of a turn."""
     decode_base_s: float
     """Seconds of a decode step that do not depend on the sequences in it (reading the weights)."""
     decode_sequence_s: float
@@ -85,6 +73,10 @@ class Parameters:
             for name in times
             if not 0 <= getattr(self, name) < math.inf
         ]
+        if self.form is Form.COLOCATED_ASYNC and self.policy not in (Policy.PARTIAL, Policy.BACKFILL):
+            wrong.append(
+                f"form {self.form} continues what is cut: policy must be partial or backfill, is {self.policy}"
+            )
         if self.form is Form.ASYNC and self.train_s <= 0:
             wrong.append("train_s must be above 0 for form async")
         if self.over_issue < 1:
@@ -115,5 +107,5 @@ class Parameters:
     def generation_s(self) -> float:
         """Roughly, to generate a batch with every place taken; a scale for windows and bins, not a prediction."""
         held = min(self.places, math.ceil(self.batch / self.replicas))
-        one = self.tokens.mean * self.decode_step_s(held) + self.turns * (self.environment.mean + self.prefill_s)
+        one = self.turns * (self.tokens.mean * self.decode_step_s(held) + self.environment.mean + self.prefill_s)
         return one * max(1.0, self.batch / self.replicas / held)

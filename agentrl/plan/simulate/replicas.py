@@ -54,7 +54,14 @@ class Replicas:
         self.taken = np.zeros((rows, places), dtype=bool)
         self.turns_left = np.zeros((rows, places), dtype=np.int64)
         self.ids = np.zeros((rows, places), dtype=np.int64)
+        turns = parameters.turns
+        self.turn_tokens = np.zeros((rows, places, turns))
+        self.turn_seconds = np.zeros((rows, places, turns if parameters.has_environment else 0))
+        """Of the execution after each turn."""
         self.tokens = np.zeros((rows, places))
+        """Of all turns of a trajectory."""
+        self.drawn = np.zeros((rows, places))
+        """Of its turns so far, the running one included."""
         self.began = np.zeros((rows, places))
         self.first_version = np.zeros((rows, places), dtype=np.int64)
         self.weighted = np.zeros((rows, places))
@@ -156,9 +163,8 @@ class Replicas:
         if not self.parameters.has_environment:
             self._turn_over(rows, columns, finished)
             return
-        turns = self.parameters.turns
-        numbers = self.ids[rows, columns] * turns + (turns - self.turns_left[rows, columns])
-        seconds = draw(self.parameters.environment, self.parameters.seed, ENVIRONMENT, numbers)
+        turn = self.parameters.turns - self.turns_left[rows, columns]
+        seconds = self.turn_seconds[rows, columns, turn]
         begins = self.now[rows] if self.pools is None else self.pools.begin(rows, self.now[rows], seconds)
         self.returns[rows, columns] = begins + seconds
         if not self.parameters.sandbox_held:
@@ -198,18 +204,25 @@ class Replicas:
         started = np.bincount(rows, minlength=len(self.now))
         self.issued += started
         self.quota -= started
-        self.tokens[place] = draw(self.parameters.tokens, self.parameters.seed, TOKENS, self.ids[place])
+        known = self.parameters
+        turns = self.ids[place][:, None] * known.turns + np.arange(known.turns)
+        self.turn_tokens[place] = draw(known.tokens, known.seed, TOKENS, turns)
+        if known.has_environment:
+            self.turn_seconds[place] = draw(known.environment, known.seed, ENVIRONMENT, turns)
+        self.tokens[place] = self.turn_tokens[place].sum(axis=1)
         self.began[place] = self.now[rows]
-        self.first_version[place], self.turns_left[place], self.taken[place] = self.version, self.parameters.turns, True
-        self.weighted[place], self.marked[place] = 0.0, 0.0
+        self.first_version[place], self.turns_left[place], self.taken[place] = self.version, known.turns, True
+        self.weighted[place], self.marked[place], self.drawn[place] = 0.0, 0.0, 0.0
         self.in_flight.add(self.now[rows], 1)
-        if self.parameters.sandbox_held and self.parameters.has_environment:
+        if known.sandbox_held and known.has_environment:
             self.sandboxes.add(self.now[rows], 1)
         self._turn(rows, columns)
 
     def _turn(self, rows: Ints, columns: Ints) -> None:
         """Prefill, then decode: the replica's other sequences stand still during the prefill."""
-        self.turn_ends[rows, columns] = self.clock[rows] + self.tokens[rows, columns] / self.parameters.turns
+        tokens = self.turn_tokens[rows, columns, self.parameters.turns - self.turns_left[rows, columns]]
+        self.drawn[rows, columns] += tokens
+        self.turn_ends[rows, columns] = self.clock[rows] + tokens
         started = np.bincount(rows, minlength=len(self.now))
         self.running += started
         self.now += started * self.parameters.prefill_s
@@ -229,10 +242,8 @@ class Replicas:
 
     def _mark(self) -> None:
         """Book what was sampled since the last mark to the current version."""
-        turns = self.parameters.turns
-        decoding = self.turn_ends < math.inf
-        missing = np.where(decoding, self.turn_ends - self.clock[:, None], 0.0)
-        sampled = self.tokens * (turns - self.turns_left + 1) / turns - missing
+        missing = np.where(self.turn_ends < math.inf, self.turn_ends - self.clock[:, None], 0.0)
+        sampled = self.drawn - missing
         self.weighted += np.where(self.taken, (sampled - self.marked) * self.version, 0.0)
         self.marked = np.where(self.taken, sampled, 0.0)
 

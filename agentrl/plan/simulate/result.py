@@ -54,7 +54,7 @@ class Tally:
         lag = version - rows["version"]
         np.add.at(self.trained, (bucket(rows["tokens"]), np.clip(lag, 0, LAGS - 1)), 1)
         tokens = float(rows["tokens"].sum())
-        return float(lag.mean()), version - float(rows["weighted"].sum()) / tokens
+        return float(lag.mean()), max(0.0, version - float(rows["weighted"].sum()) / tokens)
 
     def drop(self, lengths: Floats, wasted_tokens: float) -> None:
         np.add.at(self.dropped, bucket(lengths), 1)
