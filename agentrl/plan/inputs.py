@@ -12,16 +12,16 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.core.config import Section, parse_section, read_toml
+from agentrl.core.config import parse_section, read_toml
 from agentrl.core.errors import ConfigError
 from agentrl.plan.hardware import CpuHost, Gpu, cpu_host_named, gpu_named
 from agentrl.plan.model import Model, model_named, read_model
-from agentrl.plan.workload import Workload
+from agentrl.plan.workload import Settings, Workload
 
 FormName = Literal["colocated", "colocated_async", "separate_sync", "one_step", "async"]
 
 
-class ModelSection(Section):
+class ModelSection(Settings):
     name: str = ""
     """One of the known models."""
     path: str = ""
@@ -37,7 +37,7 @@ class ModelSection(Section):
         return read_model(Path(self.path)) if self.path else model_named(self.name)
 
 
-class ClusterSection(Section):
+class ClusterSection(Settings):
     gpu: str
     """Name in the table of GPUs."""
     gpus: int = Field(gt=0)
@@ -48,7 +48,7 @@ class ClusterSection(Section):
     cpu_host_usd_per_hour: float | None = Field(None, ge=0)
 
 
-class RolloutSection(Section):
+class RolloutSection(Settings):
     gpus_per_instance: int = Field(1, gt=0)
     """GPUs that hold one copy of the weights: tensor x expert x pipeline parallel ranks."""
     weight_bytes: float = Field(2.0, gt=0)
@@ -65,7 +65,7 @@ class RolloutSection(Section):
     """KV of waiting turns is kept in host memory, so that each turn prefills only its new tokens."""
 
 
-class TrainerSection(Section):
+class TrainerSection(Settings):
     recompute_logprobs: bool = True
     """A forward pass for the proximal logprobs before the update."""
     reference: bool = True
@@ -87,7 +87,7 @@ class TrainerSection(Section):
     """Optimizer updates a step (mini-batches)."""
 
 
-class FormSection(Section):
+class FormSection(Settings):
     kind: FormName | Literal["auto"] = "auto"
     rollout_gpus: int | None = Field(None, gt=0)
     """Of a separate form; by default the split by time."""
@@ -101,7 +101,7 @@ class FormSection(Section):
     """Share of the parameters that a sync sends (delta sync sends only changed ones)."""
 
 
-class Assumptions(Section):
+class Assumptions(Settings):
     """Shares of the data-sheet rates that are reached in practice, and rates that no data sheet gives."""
 
     memory_efficiency: float = Field(0.6, gt=0, le=1)
@@ -122,7 +122,7 @@ class Assumptions(Section):
     """Count the FLOPs of attention in times and MFU. Off: by parameters alone, as MFU figures usually are."""
 
 
-class RunSection(Section):
+class RunSection(Settings):
     steps: int = Field(1000, gt=0)
     gpu_mtbf_hours: float = Field(50_000.0, gt=0)
     """Mean time between failures of one GPU."""
@@ -130,7 +130,7 @@ class RunSection(Section):
     """From a failure to the first step after it."""
 
 
-class PlanInput(Section):
+class PlanInput(Settings):
     name: str = "plan"
     model: ModelSection
     workload: Workload

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +54,7 @@ class Model:
             return self.parameters
         used = self.experts_per_token / self.experts
         in_experts = (self.parameters - self.active_parameters) / (1 - used)
-        return self.parameters - in_experts * (1 - used) ** tokens
+        return self.parameters - in_experts * math.pow(1 - used, tokens)
 
     def kv_bytes_per_token(self, bytes_per_value: float = 2.0) -> float:
         return self.layers * self.attention.kv_values * bytes_per_value

@@ -12,14 +12,20 @@ from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from agentrl.core.config import Section
 
 _NORMAL = NormalDist()
 
 
-class Lengths(Section):
+class Settings(Section):
+    """A section of a plan file: no number in it is infinite."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+
+class Lengths(Settings):
     """A distribution of lengths (or of seconds). A bare number in a plan file is a fixed length."""
 
     kind: Literal["fixed", "lognormal", "empirical"] = "fixed"
@@ -138,7 +144,7 @@ class Sampler:
         return min(self._rng.lognormvariate(self._location, lengths.sigma), lengths.limit)
 
 
-class Workload(Section):
+class Workload(Settings):
     prompts: int = Field(gt=0)
     """B: groups a step."""
     samples: int = Field(gt=0)
@@ -162,6 +168,12 @@ class Workload(Section):
     """Rollout is to take no longer than this; by default the ledger's own generation time."""
     reward_s: float = Field(0.0, ge=0)
     """CPU seconds to score one episode."""
+
+    @model_validator(mode="after")
+    def _samples_something(self) -> Self:
+        if self.response_tokens.mean == 0:
+            raise ValueError("response_tokens: a turn samples at least one token on average; at least 1")
+        return self
 
     @property
     def episodes(self) -> int:

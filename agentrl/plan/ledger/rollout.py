@@ -99,7 +99,7 @@ class Rollout:
         if limit is not None:
             parts.append(Input("rollout_max_sequences", limit, source="[rollout]"))
             value, formula = min(value, limit), f"{formula}, rollout_max_sequences"
-        return Figure("decoding_sequences", max(value, min(1.0, wanted)), "sequences", f"min({formula})", tuple(parts))
+        return Figure("decoding_sequences", value, "sequences", f"min({formula})", tuple(parts))
 
     @cached_property
     def _generating_share(self) -> Figure:

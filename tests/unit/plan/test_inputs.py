@@ -49,6 +49,9 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
     [
         ("mean = 8192", "mean = -1", r"workload\.response_tokens\.mean: .*greater than or equal to 0"),
         ("mean = 8192", "mean = 40000", "mean: 40000 exceeds the cap of 32768"),
+        ("mean = 8192", "mean = inf", r"workload\.response_tokens\.mean: .*finite"),
+        ("mean = 8192", "mean = nan", r"workload\.response_tokens\.mean: .*finite"),
+        ("mean = 8192", "mean = 0", "workload: .*response_tokens: .*at least 1"),
         ("prompts = 512", "prompts = 0", r"workload\.prompts: .*greater than 0"),
         ("prompts = 512", "promts = 512", r"unknown key 'workload\.promts'; did you mean 'workload\.prompts'"),
         ('gpu = "H100"', 'gpu = "H1000"', r"cluster\.gpu: unknown GPU 'H1000'; nearest is 'H100'"),

@@ -75,7 +75,7 @@ def test_sequences_fit_the_pool_and_prefill_its_extremes(given_plan: PlanInput) 
     rollout = Rollout(given_plan, given_plan.cluster.gpus)
     held = rollout.capacity.value * rollout.context.value * rollout.kv_per_token.value
     assert held <= rollout.pool.value * (1 + 1e-9)
-    assert 0 < rollout.decoding.value <= max(rollout.capacity.value, 1)
+    assert 0 < rollout.decoding.value <= rollout.capacity.value
     prefill = rollout.prefill
     assert prefill.warm.value <= prefill.seconds.value * (1 + 1e-9)
     assert prefill.seconds.value <= prefill.cold.value * (1 + 1e-9)
