@@ -72,6 +72,11 @@ ROWS = [
         lambda: mixed_prefill_s(_residency(), _book().rollout.prefill.every_token_once, _book().rollout.prefill.cold),
     ),
     Row("003 2.6 prefill at the real residency 1400 s (ledger)", 1400, lambda: _book().rollout.prefill.seconds),
+    Row(
+        "003 2.6 the cache saves ten times the prefill",
+        10,
+        lambda: _book().rollout.tokens.prefill_cold.value / _book().rollout.tokens.all.value,
+    ),
     Row("003 2.6 training goes over 160M tokens", 160e6, lambda: _book().rollout.tokens.all),
     Row("003 2.6 step 15 EFLOP", 15e18, lambda: _book().flops.step, rounded_to=1e18),
     Row(

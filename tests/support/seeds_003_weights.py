@@ -201,4 +201,15 @@ UNREPRODUCED = [
     Unreproduced(
         "003 2.5 mismatch of logprobs", "1e-3, FP8 1e-2, MoE above 1", "published measurements", measured=True
     ),
+    Unreproduced(
+        "003 2.4 a model of 1T on a thousand cards 20 s",
+        "20 s",
+        "a published measurement (checkpoint-engine)",
+        measured=True,
+    ),
+    Unreproduced(
+        "003 2.4 and 2.5 settings: buckets of 512 MB, two at most; off-policy threshold 8; weights cut at 2",
+        "512 MB, 8, 2",
+        "defaults of frameworks, given and not computed",
+    ),
 ]
