@@ -133,6 +133,7 @@ def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Opti
             f"{ratio:.2f} x the time" if ratio >= 1 else f"{1 / ratio:.3f} x as fast, and is worth it from {WORTH:g} x"
         )
         found.append(f"{option.label} takes {option.step_s.value:.0f} s, {how}")
+        found += [note for note in option.notes if "waits" in note]
     if plan.form.kind != "auto":
         found.append(f"form.kind = {plan.form.kind!r} was asked for")
     return (*found, *chosen.notes)

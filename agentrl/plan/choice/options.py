@@ -11,7 +11,13 @@ from dataclasses import dataclass, replace
 
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.forms import Form, Overlap, step_s
-from agentrl.plan.choice.phases import PlanPhases, continuation_s, streamed_throughput_s, syncs_of_step
+from agentrl.plan.choice.phases import (
+    PlanPhases,
+    continuation_s,
+    longest_episode_s,
+    streamed_throughput_s,
+    syncs_of_step,
+)
 from agentrl.plan.choice.split import Split, fastest, split_at, split_curve
 from agentrl.plan.choice.staleness import Staleness, staleness_of
 from agentrl.plan.figure import Figure, Input, Quantity, total
@@ -52,6 +58,7 @@ class Refused:
     why: str
 
 
+_NO_LIMIT = 1_000_000
 MOST_DROPPED = 0.9
 """A form that would drop more of what it samples than this is refused."""
 
@@ -73,7 +80,7 @@ def option_of(plan: PlanInput, form: Form) -> Option | Refused:
                 )
             best = _best(plan, form, stale.dropped_token_share)
             stale = _staleness(plan, best)
-        return replace(best, staleness=stale)
+        return replace(best, staleness=stale, notes=(*best.notes, *_waiting(plan, best)))
     except ConfigError as error:
         return Refused(form, error.message)
 
@@ -92,7 +99,7 @@ def _staleness(plan: PlanInput, option: Option) -> Staleness:
         formula = f"{pace.name} x {step.name} / {busy.name}"
         value = pace.value * step.value / busy.value
         pace = Figure("paused_token_s", value, "s", formula, (pace, step, busy), "generation pauses for training")
-    return staleness_of(plan.workload, pace, step, interval, plan.form.max_lag)
+    return staleness_of(plan.workload, pace, interval, plan.form.max_lag)
 
 
 def _colocated(plan: PlanInput, form: Form, dropped: Figure | None) -> Option:
@@ -137,6 +144,25 @@ def _option(ledger: Ledger, form: Form, step: Figure, sync: Quantity, rollout: R
         (ledger.gpus, price, step),
     )
     return Option(form, step, replace(mfu, name=f"step_mfu.{form}"), usd, sync, rollout, trainer_gpus)
+
+
+def _waiting(plan: PlanInput, option: Option) -> tuple[str, ...]:
+    """What a limit that is waited for costs, when it does."""
+    if plan.form.at_limit != "wait":
+        return ()
+    free = _best(
+        plan.model_copy(update={"form": plan.form.model_copy(update={"max_lag": _NO_LIMIT})}), option.form, None
+    )
+    lost = option.step_s.value - free.step_s.value
+    if lost < 1e-6 * free.step_s.value:
+        return ()
+    longest = longest_episode_s(plan, free.rollout).value * syncs_of_step(plan, option.form).value
+    generating = free.step_s.value - free.sync_s.value if option.form.separate else free.rollout.throughput.value
+    least = math.ceil(longest / generating) - 1
+    return (
+        f"{option.form} waits {lost:.0f} s a step for its longest episode so as not to exceed form.max_lag = "
+        f"{plan.form.max_lag}; from {least} it would not, or with form.at_limit = 'partial'",
+    )
 
 
 def _notes(best: Split, curve: Iterable[Split], node: int) -> tuple[str, ...]:

@@ -14,6 +14,8 @@ from agentrl.plan.ledger import Rollout, Sync, TrainerMemory, Training
 from agentrl.plan.ledger.given import Given
 from agentrl.plan.ledger.training import compute_s
 
+_LONGEST = "[workload] 1 - 1/episodes quantile"
+
 
 class PlanPhases:
     """Of separate pools; the colocated forms need no split."""
@@ -71,7 +73,7 @@ def streamed_throughput_s(plan: PlanInput, form: Form, rollout: Rollout, dropped
     if form.overlap is not Overlap.STREAM:
         return rollout.throughput
     if plan.form.at_limit == "wait":
-        return paced_throughput_s(plan, rollout)
+        return paced_throughput_s(plan, form, rollout)
     if plan.form.at_limit == "drop":
         return rollout.throughput if dropped is None else repeated_throughput_s(rollout.throughput, dropped)
     if form is Form.COLOCATED_ASYNC:
@@ -80,24 +82,33 @@ def streamed_throughput_s(plan: PlanInput, form: Form, rollout: Rollout, dropped
     return total("interrupted_throughput_s", "s", (rollout.throughput, continued))
 
 
-def paced_throughput_s(plan: PlanInput, rollout: Rollout) -> Figure:
-    """No version comes before the longest response of each batch is within the limit: it spans `max_lag` + 1 steps."""
-    work = plan.workload
-    longest = Input(
-        "longest_episode_s",
-        work.response_tokens.longest_sum(work.turns, work.episodes) * rollout.decode_step.value
-        + work.environment_s.longest_sum(work.turns, work.episodes),
-        "s",
-        "[workload] 1 - 1/episodes quantile at decode_step_s a token",
-    )
-    limit, throughput = Input("max_lag", plan.form.max_lag, "versions", "[form]"), rollout.throughput
+def paced_throughput_s(plan: PlanInput, form: Form, rollout: Rollout) -> Figure:
+    """No version comes before the longest response is within the limit: it may span `max_lag` + 1 sync intervals."""
+    longest, throughput = longest_episode_s(plan, rollout), rollout.throughput
+    limit, syncs = Input("max_lag", plan.form.max_lag, "versions", "[form]"), syncs_of_step(plan, form)
     return Figure(
         "paced_throughput_s",
-        max(throughput.value, longest.value / (limit.value + 1)),
+        max(throughput.value, longest.value * syncs.value / (limit.value + 1)),
         "s",
-        f"max({throughput.name}, {longest.name} / ({limit.name} + 1))",
-        (throughput, longest, limit),
+        f"max({throughput.name}, {longest.name} x {syncs.name} / ({limit.name} + 1))",
+        (throughput, longest, syncs, limit),
         "at_limit = 'wait': the trainer waits rather than let a sample exceed the limit",
+    )
+
+
+def longest_episode_s(plan: PlanInput, rollout: Rollout) -> Figure:
+    """Of the longest episode of a batch, among others that keep the instances full."""
+    work, pace = plan.workload, rollout.decode_step
+    tokens = Input("longest_tokens", work.response_tokens.longest_sum(work.turns, work.episodes), "tokens", _LONGEST)
+    environment = Input(
+        "longest_environment_s", work.environment_s.longest_sum(work.turns, work.episodes), "s", _LONGEST
+    )
+    return Figure(
+        "longest_episode_s",
+        tokens.value * pace.value + environment.value,
+        "s",
+        f"{tokens.name} x {pace.name} + {environment.name}",
+        (tokens, pace, environment),
     )
 
 

@@ -95,18 +95,19 @@ def episode_lengths(work: Workload) -> Lengths:
     return Lengths(kind="lognormal", mean=turns * turn.mean, sigma=sigma)
 
 
-def staleness_of(work: Workload, token_s: Quantity, step_s: Quantity, interval_s: Quantity, limit: int) -> Staleness:
-    """Of a streaming form: tokens at the pace of the full batch, the environment's mean, and half a step in the buffer.
+def staleness_of(work: Workload, token_s: Quantity, interval_s: Quantity, limit: int) -> Staleness:
+    """Of a streaming form: tokens at the pace of the full batch, the environment's mean, and the wait in the buffer.
 
-    A batch fills evenly over a step and is taken at its end. `limit` is what `at_limit = "drop"` would allow.
+    What is trained between two syncs gathers evenly over an interval and is taken at its end.
+    `limit` is what `at_limit = "drop"` would allow.
     """
     environment = Input("episode_environment_s", work.turns * work.environment_s.mean, "s", "[workload] turns x mean")
     other = Figure(
         "environment_and_buffer_s",
-        environment.value + step_s.value / 2,
+        environment.value + interval_s.value / 2,
         "s",
-        f"{environment.name} + {step_s.name} / 2",
-        (environment, step_s),
+        f"{environment.name} + {interval_s.name} / 2",
+        (environment, interval_s),
     )
     return staleness(episode_lengths(work), token_s, other, interval_s, limit)
 
