@@ -11,7 +11,6 @@ from seed_rows import Row, Unreproduced
 from agentrl.plan.choice import Choice, Form, Option, Scaled, Split, choose, fastest, split_at, split_curve
 from agentrl.plan.choice.phases import PlanPhases
 from agentrl.plan.choice.split import rollout_gpus_by_time, work_ratio
-from agentrl.plan.choice.synchronization import sync_bubble
 from agentrl.plan.figure import Figure, Input
 from agentrl.plan.ledger import Flops, Ledger, Rollout, Training, step_mfu
 
@@ -125,11 +124,6 @@ ROWS = [
         1.5,
         lambda: work_ratio(Rollout(plan_32b(), 128).throughput, Training(plan_32b(), 128).total, "by_time"),
         rounded_to=0.2,
-    ),
-    Row(
-        "003 2.8 example 1 idle 2.5 % (full sync of 15 s, four updates a step, k = 2)",
-        0.025,
-        lambda: sync_bubble(Input("sync_s", 15, "s"), Input("updates", 2), Input("update_s", 1170 / 4, "s")),
     ),
     Row(
         "003 2.8 example 2 rollout cards 256 after the memory check", 256, lambda: _example_2().rollout_gpus, relative=0
