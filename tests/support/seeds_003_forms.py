@@ -12,6 +12,7 @@ from agentrl.plan.choice import Choice, Form, Option, Scaled, Split, choose, fas
 from agentrl.plan.choice.phases import PlanPhases
 from agentrl.plan.choice.split import rollout_gpus_by_time, work_ratio
 from agentrl.plan.figure import Figure, Input
+from agentrl.plan.inputs import FormSection
 from agentrl.plan.ledger import Flops, Ledger, Rollout, Training, step_mfu
 
 THROUGHPUT, TAIL, TRAINING = Input("throughput_s", 300, "s"), Input("tail_s", 700, "s"), Input("training_s", 300, "s")
@@ -21,7 +22,8 @@ GENERATION, CARDS = Input("generation_s", 1000, "s"), Input("gpus", 64)
 
 @cache
 def _choice() -> Choice:
-    return choose(plan_8b())
+    """The page's thresholds let 8 versions pass; a limit of 2 that is waited for would cost 72 s a step."""
+    return choose(plan_8b().model_copy(update={"form": FormSection(max_lag=8)}))
 
 
 def _option(form: Form) -> Option:

@@ -5,19 +5,13 @@ Invariant: an option's split fits in memory on both sides.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import count
 
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.forms import Form, Overlap, step_s
-from agentrl.plan.choice.phases import (
-    PlanPhases,
-    continuation_s,
-    longest_episode_s,
-    streamed_throughput_s,
-    syncs_of_step,
-)
+from agentrl.plan.choice.phases import PlanPhases, continuation_s, syncs_of_step, waiting_s
 from agentrl.plan.choice.split import Split, fastest, split_at, split_curve
 from agentrl.plan.choice.staleness import Staleness, staleness_of
 from agentrl.plan.figure import Figure, Input, Quantity, total
@@ -68,25 +62,17 @@ def option_of(plan: PlanInput, form: Form) -> Option | Refused:
         return Refused(form, "form.max_lag: 0 lets no sample be older than the weights it trains; at least 1")
     try:
         best = _best(plan, form, None)
-        if form.overlap is not Overlap.STREAM:
-            return best
-        stale = _staleness(plan, best)
-        if plan.form.at_limit == "drop" and stale.dropped_token_share.value > 0:
-            share = stale.dropped_token_share.value
-            if share > MOST_DROPPED:
-                raise ConfigError(
-                    f"form.max_lag: {plan.form.max_lag} drops {100 * share:.0f} % of what {form} samples; at least "
-                    f"{math.ceil(stale.mean_lag.value)}, or form.at_limit = 'partial'"
-                )
-            best = _best(plan, form, stale.dropped_token_share)
-            stale = _staleness(plan, best)
-        return replace(best, staleness=stale, notes=(*best.notes, *_waiting(plan, best)))
+        if form is Form.ASYNC and plan.form.at_limit == "drop":
+            best = _dropping(plan, best)
+        if form is Form.ASYNC and plan.form.at_limit == "wait":
+            best = replace(best, notes=(*best.notes, *_waiting(plan, best)))
+        return replace(best, staleness=_staleness(plan, best)) if form.overlap is Overlap.STREAM else best
     except ConfigError as error:
         return Refused(form, error.message)
 
 
-def _best(plan: PlanInput, form: Form, dropped: Figure | None) -> Option:
-    return _separate(plan, form, dropped) if form.separate else _colocated(plan, form, dropped)
+def _best(plan: PlanInput, form: Form, dropped: Quantity | None) -> Option:
+    return _separate(plan, form, dropped) if form.separate else _colocated(plan, form)
 
 
 def _staleness(plan: PlanInput, option: Option) -> Staleness:
@@ -99,21 +85,20 @@ def _staleness(plan: PlanInput, option: Option) -> Staleness:
         formula = f"{pace.name} x {step.name} / {busy.name}"
         value = pace.value * step.value / busy.value
         pace = Figure("paused_token_s", value, "s", formula, (pace, step, busy), "generation pauses for training")
-    return staleness_of(plan.workload, pace, interval, plan.form.max_lag)
+    return staleness_of(plan.workload, pace, interval, plan.form.max_lag, 1 if option.form.separate else 0)
 
 
-def _colocated(plan: PlanInput, form: Form, dropped: Figure | None) -> Option:
+def _colocated(plan: PlanInput, form: Form) -> Option:
     ledger = build_ledger(plan)
     rollout, sync = ledger.rollout, ledger.sync.chosen(colocated=True)
     other = ledger.switch
     if form is Form.COLOCATED_ASYNC:
         other = total("interruption_s", "s", (ledger.switch, continuation_s(plan, rollout)))
-    throughput = streamed_throughput_s(plan, form, rollout, dropped)
-    step = step_s(form, throughput, rollout.tail, ledger.training.total, sync, other)
+    step = step_s(form, rollout.throughput, rollout.tail, ledger.training.total, sync, other)
     return _option(ledger, form, step, sync, rollout, plan.cluster.gpus)
 
 
-def _separate(plan: PlanInput, form: Form, dropped: Figure | None) -> Option:
+def _separate(plan: PlanInput, form: Form, dropped: Quantity | None) -> Option:
     gpus, phases = plan.cluster.gpus, PlanPhases(plan, form, dropped)
     if plan.form.rollout_gpus is not None:
         curve: tuple[Split, ...] = (split_at(form, phases, plan.form.rollout_gpus, gpus - plan.form.rollout_gpus),)
@@ -146,23 +131,43 @@ def _option(ledger: Ledger, form: Form, step: Figure, sync: Quantity, rollout: R
     return Option(form, step, replace(mfu, name=f"step_mfu.{form}"), usd, sync, rollout, trainer_gpus)
 
 
+def _dropping(plan: PlanInput, best: Option) -> Option:
+    """With the share that is dropped and sampled again: more of it makes longer steps, in which less gets too old."""
+    if _staleness(plan, best).dropped_token_share.value == 0:
+        return best
+    low, high = 0.0, MOST_DROPPED
+    for _ in range(10):
+        middle = (low + high) / 2
+        best = _best(
+            plan, best.form, Input("dropped_token_share", middle, "share", "what the limit drops at this step")
+        )
+        low, high = (middle, high) if _staleness(plan, best).dropped_token_share.value > middle else (low, middle)
+    if low > 0.99 * MOST_DROPPED:
+        raise ConfigError(
+            f"form.max_lag: {plan.form.max_lag} drops over {100 * MOST_DROPPED:.0f} % of what {best.form} samples; "
+            "raise it, or set form.at_limit = 'partial'"
+        )
+    return best
+
+
 def _waiting(plan: PlanInput, option: Option) -> tuple[str, ...]:
     """What a limit that is waited for costs, when it does."""
-    if plan.form.at_limit != "wait":
-        return ()
-    free = _best(
-        plan.model_copy(update={"form": plan.form.model_copy(update={"max_lag": _NO_LIMIT})}), option.form, None
-    )
-    lost = option.step_s.value - free.step_s.value
+    free = _best(_with_limit(plan, _NO_LIMIT), option.form, None)
+    lost, generating = option.step_s.value - free.step_s.value, free.step_s.value - free.sync_s.value
     if lost < 1e-6 * free.step_s.value:
         return ()
-    longest = longest_episode_s(plan, free.rollout).value * syncs_of_step(plan, option.form).value
-    generating = free.step_s.value - free.sync_s.value if option.form.separate else free.rollout.throughput.value
-    least = math.ceil(longest / generating) - 1
+    least = next(
+        lag for lag in count(plan.form.max_lag + 1)
+        if waiting_s(plan, option.form, free.rollout, lag).value <= generating
+    )  # fmt: skip
     return (
         f"{option.form} waits {lost:.0f} s a step for its longest episode so as not to exceed form.max_lag = "
         f"{plan.form.max_lag}; from {least} it would not, or with form.at_limit = 'partial'",
     )
+
+
+def _with_limit(plan: PlanInput, max_lag: int) -> PlanInput:
+    return plan.model_copy(update={"form": plan.form.model_copy(update={"max_lag": max_lag})})
 
 
 def _notes(best: Split, curve: Iterable[Split], node: int) -> tuple[str, ...]:

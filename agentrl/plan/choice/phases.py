@@ -5,9 +5,11 @@ Invariant: each side's concurrency, decode time and memory are those of its own 
 
 from __future__ import annotations
 
+import math
+
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.correction import continuation_flops, running_sequences
-from agentrl.plan.choice.forms import Form, Overlap
+from agentrl.plan.choice.forms import Form
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout, Sync, TrainerMemory, Training
@@ -69,47 +71,49 @@ def syncs_of_step_s(plan: PlanInput, form: Form, one_s: Figure, name: str) -> Fi
 
 
 def streamed_throughput_s(plan: PlanInput, form: Form, rollout: Rollout, dropped: Quantity | None = None) -> Figure:
-    """Generation without the tail, with what the lag limit of a streaming form adds to it."""
-    if form.overlap is not Overlap.STREAM:
+    """Generation without the tail, with what the lag limit adds to it. Only `async` has one: `colocated_async` always
+    cuts what runs and continues it, and the other forms have one lag for all samples."""
+    if form is not Form.ASYNC:
         return rollout.throughput
     if plan.form.at_limit == "wait":
         return paced_throughput_s(plan, form, rollout)
     if plan.form.at_limit == "drop":
         return rollout.throughput if dropped is None else repeated_throughput_s(rollout.throughput, dropped)
-    if form is Form.COLOCATED_ASYNC:
-        return rollout.throughput
     continued = syncs_of_step_s(plan, form, continuation_s(plan, rollout), "step_continuation_s")
     return total("interrupted_throughput_s", "s", (rollout.throughput, continued))
 
 
-def paced_throughput_s(plan: PlanInput, form: Form, rollout: Rollout) -> Figure:
-    """No version comes before the longest response is within the limit: it may span `max_lag` + 1 sync intervals."""
-    longest, throughput = longest_episode_s(plan, rollout), rollout.throughput
-    limit, syncs = Input("max_lag", plan.form.max_lag, "versions", "[form]"), syncs_of_step(plan, form)
+def waiting_s(plan: PlanInput, form: Form, rollout: Rollout, max_lag: int) -> Figure:
+    """The shortest step whose longest episode is within the limit.
+
+    An episode may take `max_lag` sync intervals, less the half that has passed, on average, when it begins. A pool that
+    waits for T seconds a step fills throughput / T of its places, and its decode step falls from that of full instances
+    towards that of the last sequence: T = (longest x pace(T) + environment) / room is a quadratic equation.
+    """
+    work, syncs, throughput = plan.workload, syncs_of_step(plan, form), rollout.throughput
+    limit = Input("max_lag", max_lag, "versions", "[form]")
+    tokens = Input("longest_tokens", work.response_tokens.longest_sum(work.turns, work.episodes), "tokens", _LONGEST)
+    longest_s = work.environment_s.longest_sum(work.turns, work.episodes)
+    environment = Input("longest_environment_s", longest_s, "s", _LONGEST)
+    room, idle, full = (max_lag - 0.5) / syncs.value, rollout.tail_step, rollout.decode_step
+    linear = (tokens.value * idle.value + environment.value) / room
+    square = tokens.value * max(full.value - idle.value, 0.0) * throughput.value / room
     return Figure(
-        "paced_throughput_s",
-        max(throughput.value, longest.value * syncs.value / (limit.value + 1)),
+        "waiting_s",
+        (linear + math.sqrt(linear**2 + 4 * square)) / 2,
         "s",
-        f"max({throughput.name}, {longest.name} x {syncs.name} / ({limit.name} + 1))",
-        (throughput, longest, syncs, limit),
+        f"T = ({tokens.name} x pace + {environment.name}) x {syncs.name} / ({limit.name} - 1/2), "
+        f"pace = {idle.name} + ({full.name} - {idle.name}) x {throughput.name} / T",
+        (tokens, environment, syncs, limit, idle, full, throughput),
         "at_limit = 'wait': the trainer waits rather than let a sample exceed the limit",
     )
 
 
-def longest_episode_s(plan: PlanInput, rollout: Rollout) -> Figure:
-    """Of the longest episode of a batch, among others that keep the instances full."""
-    work, pace = plan.workload, rollout.decode_step
-    tokens = Input("longest_tokens", work.response_tokens.longest_sum(work.turns, work.episodes), "tokens", _LONGEST)
-    environment = Input(
-        "longest_environment_s", work.environment_s.longest_sum(work.turns, work.episodes), "s", _LONGEST
-    )
-    return Figure(
-        "longest_episode_s",
-        tokens.value * pace.value + environment.value,
-        "s",
-        f"{tokens.name} x {pace.name} + {environment.name}",
-        (tokens, pace, environment),
-    )
+def paced_throughput_s(plan: PlanInput, form: Form, rollout: Rollout) -> Figure:
+    throughput, waiting = rollout.throughput, waiting_s(plan, form, rollout, plan.form.max_lag)
+    value = max(throughput.value, waiting.value)
+    formula = f"max({throughput.name}, {waiting.name})"
+    return Figure("paced_throughput_s", value, "s", formula, (throughput, waiting))
 
 
 def repeated_throughput_s(throughput: Quantity, dropped: Quantity) -> Figure:

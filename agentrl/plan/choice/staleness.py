@@ -1,8 +1,9 @@
-"""How many versions behind a sample will be, by its length. Called by `choose` and the report.
+"""How many versions behind a sample will be, by its length. Called by `options` and the report.
 
-A response that takes x intervals between two weight syncs (with its wait in the buffer) meets floor(x) of them, or one
-more when it starts late in its interval; it starts at any point of one with equal chance. Invariant: lag grows with
-length, so that whatever a limit drops is longer than what it keeps.
+A sample is trained when its whole group is there. If its group takes x intervals between two syncs, from any point of
+one with equal chance, it meets x syncs on average: floor(x), or one more if it began late. On GPUs of its own the
+trainer takes it after the next sync, one version later; where it shares them, before.
+Invariant: lag grows with length, so that whatever a limit drops is longer than what it keeps.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.workload import Lengths, Workload
 
-POINTS = 2000
-"""Lengths of equal share that stand for a distribution."""
+POINTS, MATES = 400, 40
+"""Values of equal share that stand for a distribution of lengths, and for that of the longest other of a group."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,7 @@ class LengthLag:
     """What becomes of the responses of one length."""
 
     tokens: float
-    spanned: float
-    """Sync intervals between the first token and the trainer; also the mean lag."""
+    mean_lag: float
     dropped: float
     """Share of them that the limit drops."""
 
@@ -81,11 +81,6 @@ def typical_lag(generation_s: Quantity, wait_s: Quantity, interval_s: Quantity) 
     )
 
 
-def over_limit(spanned: float, limit: int) -> float:
-    """Chance that a sample that spans so many intervals lags more than `limit`, over all starting points."""
-    return min(max(spanned - limit, 0.0), 1.0)
-
-
 def episode_lengths(work: Workload) -> Lengths:
     """Sampled tokens of whole episodes: one turn's, or a lognormal with the mean and variance of all turns' sum."""
     turn, turns = work.response_tokens, work.turns
@@ -95,85 +90,95 @@ def episode_lengths(work: Workload) -> Lengths:
     return Lengths(kind="lognormal", mean=turns * turn.mean, sigma=sigma)
 
 
-def staleness_of(work: Workload, token_s: Quantity, interval_s: Quantity, limit: int) -> Staleness:
-    """Of a streaming form: tokens at the pace of the full batch, the environment's mean, and the wait in the buffer.
+def staleness_of(work: Workload, token_s: Quantity, interval_s: Quantity, limit: int, taken_after: int) -> Staleness:
+    """Of a streaming form: tokens at the pace of the full batch, and the environment's mean.
 
-    What is trained between two syncs gathers evenly over an interval and is taken at its end.
     `limit` is what `at_limit = "drop"` would allow.
     """
     environment = Input("episode_environment_s", work.turns * work.environment_s.mean, "s", "[workload] turns x mean")
-    other = Figure(
-        "environment_and_buffer_s",
-        environment.value + interval_s.value / 2,
-        "s",
-        f"{environment.name} + {interval_s.name} / 2",
-        (environment, interval_s),
-    )
-    return staleness(episode_lengths(work), token_s, other, interval_s, limit)
+    return staleness(episode_lengths(work), token_s, environment, interval_s, limit, taken_after, work.samples)
 
 
 def staleness(
-    lengths: Lengths, token_s: Quantity, other_s: Quantity, interval_s: Quantity, limit: int | None
+    lengths: Lengths,
+    token_s: Quantity,
+    other_s: Quantity,
+    interval_s: Quantity,
+    limit: int | None,
+    taken_after: int = 1,
+    group: int = 1,
 ) -> Staleness:
-    """Lags over a distribution of lengths.
+    """Lags over a distribution of lengths, for groups of `group` samples that start together.
 
-    `other_s` is what a sample takes besides its tokens: environment and buffer. `limit` None drops nothing.
+    `other_s` is what a sample takes besides its tokens; `taken_after` the syncs between its group's end and its
+    training. `limit` None drops nothing.
     """
     tokens = [lengths.quantile((at + 0.5) / POINTS) for at in range(POINTS)]
-    spanned = [(length * token_s.value + other_s.value) / interval_s.value for length in tokens]
-    dropped = [0.0 if limit is None else over_limit(span, limit) for span in spanned]
-    kept = [1 - share for share in dropped]
-    generated, kept_sum = sum(tokens), sum(kept)
-    kept_tokens = sum(share * length for share, length in zip(kept, tokens, strict=True))
-    inputs = (token_s, other_s, interval_s)
-    words = f"share of lengths L with (L x {token_s.name} + {other_s.name}) / {interval_s.name} over the limit"
+    mates = [lengths.quantile(((at + 0.5) / MATES) ** (1 / (group - 1))) for at in range(MATES)] if group > 1 else [0.0]
+    lags = [
+        [(max(length, mate) * token_s.value + other_s.value) / interval_s.value + taken_after for mate in mates]
+        for length in tokens
+    ]
+    dropped = [0.0 if limit is None else _mean([over_limit(value, limit) for value in row]) for row in lags]
+    kept_tokens = _mean([(1 - share) * length for share, length in zip(dropped, tokens, strict=True)])
+    generated, kept_share = _mean(tokens), 1 - _mean(dropped)
+    after = Input("taken_after", taken_after, "versions", "the form")
+    inputs = (token_s, other_s, interval_s, Input("group_size", group, source="[workload]"), after)
+    lag = f"(longest of the group x {token_s.name} + {other_s.name}) / {interval_s.name} + {after.name}"
     kept_mean = Figure(
-        "kept_mean_tokens", kept_tokens / kept_sum if kept_sum else 0.0, "tokens", "mean length of what is kept", inputs
+        "kept_mean_tokens",
+        kept_tokens / kept_share if kept_share else 0.0,
+        "tokens",
+        "mean length of what is kept",
+        inputs,
     )
-    mean = generated / POINTS
     return Staleness(
-        mean_lag=Figure(
-            "mean_lag",
-            sum(spanned) / POINTS,
-            "versions",
-            f"mean over lengths L of (L x {token_s.name} + {other_s.name}) / {interval_s.name}",
-            inputs,
-            "a response starts at any point of a sync interval with equal chance",
-        ),
-        lag_shares=lag_shares(spanned),
-        by_length=_by_length(tokens, spanned, dropped),
-        dropped_share=Figure("dropped_share", sum(dropped) / POINTS, "share", words, inputs),
+        mean_lag=Figure("mean_lag", _mean([_mean(row) for row in lags]), "versions", f"mean of {lag}", inputs),
+        lag_shares=lag_shares([value for row in lags for value in row]),
+        by_length=_by_length(tokens, lags, dropped),
+        dropped_share=Figure("dropped_share", _mean(dropped), "share", f"share of {lag} over the limit", inputs),
         dropped_token_share=Figure(
             "dropped_token_share",
             1 - kept_tokens / generated if generated else 0.0,
             "share",
-            f"{words}, weighted by L",
+            f"share of {lag} over the limit, by tokens",
             inputs,
         ),
         kept_mean_tokens=kept_mean,
         length_bias=Figure(
             "length_bias",
-            kept_mean.value / mean if mean else 1.0,
+            kept_mean.value / generated if generated else 1.0,
             "",
-            "kept_mean_tokens / mean length of what is generated",
+            f"{kept_mean.name} / mean length of what is generated",
             (kept_mean,),
         ),
     )
 
 
-def lag_shares(spanned: Sequence[float]) -> tuple[float, ...]:
-    """Share of the samples with each whole lag from 0, given the intervals that equally likely samples span."""
-    shares = [0.0] * (math.floor(max(spanned)) + 2)
-    for span in spanned:
-        whole = math.floor(span)
-        shares[whole] += (1 - (span - whole)) / len(spanned)
-        shares[whole + 1] += (span - whole) / len(spanned)
+def over_limit(mean_lag: float, limit: int) -> float:
+    """Chance that a sample of this mean lag lags more than `limit`, over all starting points in an interval."""
+    return min(max(mean_lag - limit, 0.0), 1.0)
+
+
+def lag_shares(mean_lags: Sequence[float]) -> tuple[float, ...]:
+    """Share of the samples with each whole lag from 0, for equally likely samples of these mean lags."""
+    shares = [0.0] * (math.floor(max(mean_lags)) + 2)
+    for mean in mean_lags:
+        whole = math.floor(mean)
+        shares[whole] += (1 - (mean - whole)) / len(mean_lags)
+        shares[whole + 1] += (mean - whole) / len(mean_lags)
     while len(shares) > 1 and shares[-1] == 0:
         shares.pop()
     return tuple(shares)
 
 
-def _by_length(tokens: Sequence[float], spanned: Sequence[float], dropped: Sequence[float]) -> tuple[LengthLag, ...]:
+def _by_length(
+    tokens: Sequence[float], lags: Sequence[Sequence[float]], dropped: Sequence[float]
+) -> tuple[LengthLag, ...]:
     """At the quantiles that a table shows."""
     picks = [min(int(share * POINTS), POINTS - 1) for share in (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)]
-    return tuple(LengthLag(tokens[at], spanned[at], dropped[at]) for at in picks)
+    return tuple(LengthLag(tokens[at], _mean(lags[at]), dropped[at]) for at in picks)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -66,9 +66,9 @@ def test_with_a_long_tail_the_step_does_not_wait_for_it() -> None:
 
 def test_a_tight_limit_gives_the_tail_back_and_says_so() -> None:
     long = {"response_tokens": {"kind": "lognormal", "mean": 8192, "sigma": 1.5, "cap": 131_072}}
-    tight, loose = (choose(plan(workload=long, form={"kind": "async", "max_lag": lag})) for lag in (2, 8))
+    tight, loose = (choose(plan(workload=long, form={"kind": "async", "max_lag": lag})) for lag in (2, 16))
     assert tight.chosen.step_s.value > loose.chosen.step_s.value
-    assert any("form.max_lag = 2; from 7 it would not" in reason for reason in tight.reasons)
+    assert any("form.max_lag = 2; from 9 it would not" in reason for reason in tight.reasons)
     assert not any("max_lag" in reason for reason in loose.reasons)
 
 

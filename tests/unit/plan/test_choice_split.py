@@ -40,7 +40,7 @@ def test_no_split_is_faster_than_the_chosen_one(
 
 
 @given(seconds, seconds, seconds, st.integers(500, 4000), st.sampled_from([Form.ONE_STEP, Form.ASYNC]))
-@settings(max_examples=20)
+@settings(max_examples=20, deadline=None)
 def test_a_grid_finds_the_split_that_trying_all_finds(
     throughput: float, tail: float, training: float, gpus: int, form: Form
 ) -> None:
@@ -91,7 +91,7 @@ def test_taking_turns_on_separate_pools_is_slower_than_sharing_one(
 
 
 def test_each_side_is_computed_on_its_own_gpus() -> None:
-    phases = PlanPhases(plan_8b(), Form.ASYNC)
+    phases = PlanPhases(plan_8b(), Form.ONE_STEP)
     few, all_of_them = phases.rollout(16), phases.rollout(64)
     assert few.decoding.value == all_of_them.decoding.value == 92
     assert phases.throughput_s(16).value == pytest.approx(4 * phases.throughput_s(64).value)

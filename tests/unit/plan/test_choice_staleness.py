@@ -88,9 +88,9 @@ def test_equal_weights_lose_nothing() -> None:
 
 
 def test_long_responses_go_first() -> None:
-    """2K, 8K and 32K at 20 ms a token and 150 s between syncs: with a limit of 2 the longest third is lost."""
-    found = of(Lengths(kind="empirical", values=(2048, 8192, 32_768)), 150, 2)
-    assert found.dropped_share.value == pytest.approx(1 / 3, abs=1e-3)
+    """2K, 8K and 32K at 20 ms a token and 150 s between syncs: with a limit of 3 the longest third is lost."""
+    found = of(Lengths(kind="empirical", values=(2048, 8192, 32_768)), 150, 3)
+    assert found.dropped_share.value == pytest.approx(1 / 3, abs=3e-3)
     assert found.kept_mean_tokens.value == pytest.approx(5120, rel=1e-2)
     assert (found.by_length[0].dropped, found.by_length[-1].dropped) == (0, 1)
 
@@ -104,5 +104,5 @@ def test_turns_add_up_to_less_spread_than_one_long_response() -> None:
 
 def test_environment_and_buffer_age_a_sample_too() -> None:
     work = Workload(prompts=500, samples=8, response_tokens=Lengths(mean=400), turns=20, environment_s=Lengths(mean=30))
-    found = staleness_of(work, Input("token_s", 0.025, "s"), Input("interval_s", 150, "s"), limit=8)
-    assert found.mean_lag.value == pytest.approx(20 * (400 * 0.025 + 30) / 150 + 0.5)
+    found = staleness_of(work, Input("token_s", 0.025, "s"), Input("interval_s", 150, "s"), 8, taken_after=1)
+    assert found.mean_lag.value == pytest.approx(20 * (400 * 0.025 + 30) / 150 + 1)
