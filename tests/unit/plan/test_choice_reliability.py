@@ -16,7 +16,7 @@ from agentrl.plan.choice.barrier import (
     sequential_s,
 )
 from agentrl.plan.choice.checkpoints import checkpoint_overhead, young_interval_s
-from agentrl.plan.choice.failures import run_with_failures_s
+from agentrl.plan.choice.failures import cluster_mtbf_s, failures, redone_s, restart_s, run_with_failures_s
 from agentrl.plan.choice.reliability import reliability
 from agentrl.plan.choice.synchronization import sync_bubble, sync_cost
 from agentrl.plan.figure import Input
@@ -45,6 +45,12 @@ def test_failures_only_lengthen_a_run(cost: float, mtbf: float, restart: float, 
     found = run_with_failures_s(work, *given, s("mtbf_s", mtbf)).value
     assert found > work.value
     assert run_with_failures_s(work, *given, s("mtbf_s", 2 * mtbf)).value <= found
+
+
+def test_restarts_of_twenty_minutes_cost_more_than_redone_work() -> None:
+    count = failures(s("run_s", 14.5 * 86_400), cluster_mtbf_s(s("gpu_mtbf_s", 50_000 * 3600), Input("gpus", 8192)))
+    for interval in (600, 900):
+        assert restart_s(count, s("one_restart_s", 1200)).value > redone_s(count, s("interval_s", interval)).value
 
 
 def test_a_run_that_fails_faster_than_it_restarts_never_ends() -> None:

@@ -124,6 +124,21 @@ def test_a_trainer_that_does_not_fit_moves_the_split() -> None:
     assert unbound.step_s.value <= best.step_s.value
 
 
+def test_the_next_pool_that_fits_is_found_in_units_of_its_ranks() -> None:
+    """Three times the time for generation asks for 384 : 128; in units of 128 the trainer needs 256."""
+    tree: dict[str, Any] = {"rollout": {"gpus_per_instance": 32, "weight_bytes": 1}, "trainer": {"model_parallel": 8}}
+    memory = PlanPhases(plan("DeepSeek-V3", 512, **tree), Form.ASYNC)
+
+    class Checked(Scaled):
+        def problems(self, rollout_gpus: int, trainer_gpus: int) -> tuple[str, ...]:
+            return memory.problems(rollout_gpus, trainer_gpus)
+
+    known = times(3, 9, 1, gpus=512)
+    checked = Checked(known.throughput, known.tail, known.training, known.sync, 512)
+    assert best_of(Form.ASYNC, known, 512, rollout_unit=32, trainer_unit=128).label == "384:128"
+    assert best_of(Form.ASYNC, checked, 512, rollout_unit=32, trainer_unit=128).label == "256:256"
+
+
 def test_the_curve_respects_both_units() -> None:
     curve = split_curve(Form.ASYNC, times(1, 1, 1), 64, rollout_unit=4, trainer_unit=8)
     assert curve
