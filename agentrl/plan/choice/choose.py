@@ -45,7 +45,7 @@ class Choice:
     by_flops: Figure
     """The same in FLOPs, which points the other way."""
     staleness: Staleness | None
-    """None where all samples have the same lag: 0, or 1 in `one_step`."""
+    """Of the chosen form if it streams, else of the fastest that does and fits. The others have one lag, 0 or 1."""
     sync: SyncCost
     reliability: Reliability
     sandboxes: SandboxChoice | None
@@ -82,15 +82,16 @@ def choose(plan: PlanInput) -> Choice:
     has_environment = plan.workload.environment_s.mean > 0
     has_waiting_kv = plan.workload.turns > 1 and not plan.rollout.kv_offload
     syncs = syncs_of_step(plan, chosen.form)
+    ranked = tuple(sorted(fit, key=lambda option: option.step_s.value))
     return Choice(
         chosen=chosen,
-        options=tuple(sorted(fit, key=lambda option: option.step_s.value)),
+        options=ranked,
         refused=refused,
         reasons=_reasons(plan, whole, chosen, fit),
         speedups=tuple(_speedup(fit[0], option) for option in fit),
         by_time=work_ratio(whole.generation, training.total, "generation_to_training_s"),
         by_flops=work_ratio(training.flops.decode, training.flops.train, "generation_to_training_flops"),
-        staleness=chosen.staleness,
+        staleness=chosen.staleness or next((option.staleness for option in ranked if option.staleness), None),
         sync=sync_cost(plan, chosen.step_s, chosen.sync_s, syncs),
         reliability=reliability(plan, chosen.step_s, chosen.trainer_gpus),
         sandboxes=sandbox_choice(Sandboxes(plan, chosen.rollout)) if has_environment else None,

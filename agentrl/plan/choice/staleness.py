@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.workload import Lengths, Workload
 
+QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
+"""Of lengths, that a table shows."""
 POINTS, MATES = 400, 40
 """Values of equal share that stand for a distribution of lengths, and for that of the longest other of a group."""
 
@@ -34,6 +36,11 @@ class Staleness:
     """The lags of a workload whose weights are synced every `interval_s`."""
 
     mean_lag: Figure
+    lag_p10: Figure
+    """Of a response whose length 10 % of all do not exceed; then the median, and so on."""
+    lag_p50: Figure
+    lag_p90: Figure
+    lag_p99: Figure
     lag_shares: tuple[float, ...]
     """Share of the samples with lag 0, 1, 2, ..."""
     by_length: tuple[LengthLag, ...]
@@ -132,10 +139,21 @@ def staleness(
         "mean length of what is kept",
         inputs,
     )
+    by_length = tuple(
+        LengthLag(tokens[at], _mean(lags[at]), dropped[at]) for at in (int(share * (POINTS - 1)) for share in QUANTILES)
+    )
+    shown = [
+        Figure(f"lag_p{100 * share:g}", row.mean_lag, "versions", f"{lag} at {row.tokens:,.0f} tokens", inputs)
+        for share, row in zip(QUANTILES, by_length, strict=True)
+    ]
     return Staleness(
+        lag_p10=shown[0],
+        lag_p50=shown[2],
+        lag_p90=shown[4],
+        lag_p99=shown[5],
         mean_lag=Figure("mean_lag", _mean([_mean(row) for row in lags]), "versions", f"mean of {lag}", inputs),
         lag_shares=lag_shares([value for row in lags for value in row]),
-        by_length=_by_length(tokens, lags, dropped),
+        by_length=by_length,
         dropped_share=Figure("dropped_share", _mean(dropped), "share", f"share of {lag} over the limit", inputs),
         dropped_token_share=Figure(
             "dropped_token_share",
@@ -170,14 +188,6 @@ def lag_shares(mean_lags: Sequence[float]) -> tuple[float, ...]:
     while len(shares) > 1 and shares[-1] == 0:
         shares.pop()
     return tuple(shares)
-
-
-def _by_length(
-    tokens: Sequence[float], lags: Sequence[Sequence[float]], dropped: Sequence[float]
-) -> tuple[LengthLag, ...]:
-    """At the quantiles that a table shows."""
-    picks = [min(int(share * POINTS), POINTS - 1) for share in (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)]
-    return tuple(LengthLag(tokens[at], _mean(lags[at]), dropped[at]) for at in picks)
 
 
 def _mean(values: Sequence[float]) -> float:

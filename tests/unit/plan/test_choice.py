@@ -53,6 +53,8 @@ FP8 = {"gpus_per_instance": 16, "weight_bytes": 1}
 def test_without_a_tail_the_simplest_form_is_chosen() -> None:
     choice = choose(plan(workload=no_tail()))
     assert choice.chosen.form is Form.COLOCATED
+    assert choice.chosen.staleness is None
+    assert choice.staleness is not None, "what a streaming form would bring"
     assert "the tail is 0 %" in choice.reasons[0]
 
 
@@ -160,13 +162,19 @@ def test_a_limit_that_would_drop_nearly_everything_is_refused() -> None:
 
 
 def test_async_loses_to_one_step_when_it_syncs_more_than_the_tail_is_long() -> None:
-    """The one case: with as many syncs it never does (see test_choice_split)."""
+    """With as many syncs, and no limit that binds, it never does (see test_choice_split)."""
     tree: dict[str, Any] = {"workload": no_tail(), "trainer": {"updates": 32}, "form": {"max_lag": 64}}
     often = choose(plan("Qwen2.5-32B", 128, rollout={"gpus_per_instance": 2}, **tree))
     assert option(often, Form.ASYNC).step_s.value > option(often, Form.ONE_STEP).step_s.value
     tree["form"]["sync_every"] = 32
     seldom = choose(plan("Qwen2.5-32B", 128, rollout={"gpus_per_instance": 2}, **tree))
     assert option(seldom, Form.ASYNC).step_s.value <= option(seldom, Form.ONE_STEP).step_s.value
+
+
+def test_async_loses_to_one_step_when_its_limit_gives_more_than_the_tail_back() -> None:
+    choice = choose(plan(form={"max_lag": 1}))
+    assert option(choice, Form.ASYNC).step_s.value > option(choice, Form.ONE_STEP).step_s.value
+    assert "async waits" in " ".join(choice.reasons)
 
 
 def test_an_agentic_plan_weighs_its_sandboxes_and_its_kv() -> None:
