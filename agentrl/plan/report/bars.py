@@ -56,7 +56,8 @@ def draw_waterfall(parts: Sequence[Figure]) -> str:
                 x, high, slot * 0.72, max(low - high, 1.5), LOSS_COLOURS.get(name, RED), losses[at - 1].formula
             )
             drawing.line(x - slot * 0.28, high, x + slot * 0.72, high, FAINT, 1, "2 3")
-            words, share = f"\N{MINUS SIGN}{100 * share:.2g} %", left_over + share
+            words = f"\N{MINUS SIGN}{100 * share:.2g} %" if share > 1e-6 else "0 %"
+            share += left_over
         drawing.text(x + slot * 0.36, scale(100 * share) - 7, words, "middle", INK, 12, bold=name == "useful")
         drawing.text(x + slot * 0.36, bottom + 20, name, "middle", INK, 13)
     drawing.text((left + width) / 2, bottom + 44, "where the step's GPU seconds go", "middle")
@@ -90,6 +91,7 @@ def draw_memory(stacks: Sequence[Stack]) -> str:
             used += size
         drawing.text(scale(used) + 8, y + row / 2 + 4, f"{stack.free.value / 1e9:,.1f} GB free", fill=INK, size=12)
     drawing.line(scale(capacity), top, scale(capacity), bottom, RED, 2)
+    drawing.height = bottom + 48
     return drawing.svg()
 
 

@@ -6,6 +6,7 @@ cannot hold: queues, tails over many steps, groups, and who waits for whom.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -16,7 +17,7 @@ from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Ledger, Rollout, Training
 from agentrl.plan.simulate import Parameters, Policy, Result, simulate
 
-STEPS = 16
+STEPS = 8
 Progress = Callable[[str, int, int], None]
 """Called with the form, the steps done and the steps to do."""
 
@@ -29,12 +30,12 @@ def parameters_of(ledger: Ledger, option: Option, steps: int = STEPS, seed: int 
         sync_s += ledger.switch.value
     instances, per_sequence = int(rollout.instances.value), _sequence_s(rollout)
     turns = work.episodes * work.turns
-    held = min(int(rollout.capacity.value), plan.rollout.max_sequences or work.episodes)
-    if work.environment_s.mean:
-        # Episodes that wait for their environment hold no place in a batch.
-        held = max(held, round(work.episodes / instances))
+    # As the ledger has it: one batch in flight, if memory holds it; what waits for its environment needs none.
+    held = math.ceil(work.prompts / instances) * work.samples
+    if not work.environment_s.mean:
+        held = min(held, int(rollout.capacity.value), plan.rollout.max_sequences or held)
     return Parameters(
-        form=form, policy=policy_of(plan, form), replicas=instances, concurrency=max(1, held), batch=work.episodes,
+        form=form, policy=policy_of(plan, form), replicas=instances, concurrency=held, batch=work.episodes,
         steps=steps, tokens=work.response_tokens, turns=work.turns, environment=work.environment_s,
         decode_base_s=max(0.0, rollout.decode_step.value - rollout.decoding.value * per_sequence),
         decode_sequence_s=per_sequence, prefill_s=rollout.prefill.seconds.value * instances / turns,

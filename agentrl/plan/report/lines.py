@@ -66,7 +66,7 @@ def draw_sandboxes(results: Mapping[Form, Result], seconds: float) -> str:
 
 def _over_time(title: str, words: str, series: Mapping[str, tuple[Series, str]], seconds: float) -> str:
     """A panel a form, one below the other, with the same axes."""
-    height, left = 84.0, 170.0
+    height, left = 84.0, 215.0
     bottom = 10 + len(series) * (height + 14)
     drawing = Drawing(WIDTH, bottom + 50, title)
     most = max(max(found.peak for found, _ in series.values()), 1)

@@ -102,6 +102,7 @@ def draw(choice: Choice, ledger: Ledger) -> str:
         drawing.text(12, y + 40, f"{places}{', chosen' if chosen else ''}", fill=FAINT, size=12)
         _lanes(drawing, scale, y, lanes(option, ledger), option.step_s.value)
         drawing.text(scale(option.step_s.value) + 8, y + ROW / 2 + 5, f"{option.step_s.value:,.0f} s", bold=chosen)
+    drawing.height = bottom + 48
     return drawing.svg()
 
 

@@ -113,7 +113,7 @@ class _Generation:
         if known.policy is Policy.PARTIAL:
             return max(0, math.ceil(known.over_issue * known.batch) - there - len(self._buffer))
         # Enough that no place stays free until this batch is there.
-        return max(0, known.replicas * known.places + 2 * known.batch - there)
+        return max(0, known.replicas * known.places + 8 * known.batch - there)
 
     def _search(self, from_s: float) -> Batch:
         """Run window by window; go back to the beginning of the last one, and stop when the batch became whole."""

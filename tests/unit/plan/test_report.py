@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from agentrl.plan.choice.choose import choose
 from agentrl.plan.choice.forms import Form
-from agentrl.plan.inputs import PlanInput
+from agentrl.plan.inputs import PlanInput, load
 from agentrl.plan.ledger import Ledger
 from agentrl.plan.report.forecast import parameters_of, simulate_choice
 from agentrl.plan.report.page import page
@@ -17,6 +18,7 @@ from agentrl.plan.report.svg import Scale, label, ticks
 from agentrl.plan.report.timeline import lanes
 from agentrl.plan.simulate import Policy, simulate
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "plan"
 PLAN = PlanInput.model_validate(
     {
         "name": "test <plan>",
@@ -85,6 +87,16 @@ def test_the_simulator_gets_the_plans_own_numbers() -> None:
     assert colocated is not None
     step = simulate(parameters_of(ledger, colocated, steps=4)).step_s
     assert step == pytest.approx(colocated.step_s.value, rel=0.5)
+
+
+@pytest.mark.parametrize("name", ["8b_reasoning", "671b_moe"])
+def test_the_simulation_of_an_example_comes_near_the_closed_form(name: str) -> None:
+    plan = load(EXAMPLES / f"{name}.toml")
+    ledger, choice = Ledger(plan), choose(plan)
+    for option in choice.options:
+        # Closed forms count the longest length of a batch as a quantile; the mean of the longest is above it.
+        step = simulate(parameters_of(ledger, option, steps=8)).step_s
+        assert step == pytest.approx(option.step_s.value, rel=0.12), option.label
 
 
 def test_the_page_stands_alone_and_its_pictures_are_well_formed() -> None:
