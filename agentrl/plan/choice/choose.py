@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.agentic import ResidencyChoice, SandboxChoice, residency_choice, sandbox_choice
 from agentrl.plan.choice.barrier import speedup
-from agentrl.plan.choice.forms import Form
+from agentrl.plan.choice.forms import Form, Overlap
 from agentrl.plan.choice.nearest import nearest_cluster
 from agentrl.plan.choice.options import Option, Refused, option_of
 from agentrl.plan.choice.phases import syncs_of_step
@@ -25,9 +25,11 @@ from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout, Sandboxes, Training
 
 WORTH = 1.3
-"""A form has to be this much faster than a simpler one to be chosen over it: older samples and more parts cost too."""
+"""A form that trains on older samples has to be this much faster than one that does not to be chosen over it."""
+EVEN = 1.05
+"""Among forms with the same overlap, a simpler one is chosen when it is this close to the fastest."""
 
-SIMPLEST_FIRST = (Form.COLOCATED, Form.COLOCATED_ASYNC, Form.ONE_STEP, Form.ASYNC, Form.SEPARATE_SYNC)
+SIMPLEST_FIRST = (Form.COLOCATED, Form.SEPARATE_SYNC, Form.ONE_STEP, Form.COLOCATED_ASYNC, Form.ASYNC)
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,14 @@ def _own(plan: PlanInput, fit: Sequence[Option], refused: Sequence[Refused]) -> 
 
 
 def _simplest_worth(fit: Sequence[Option]) -> Option:
-    """The first, simplest form than which none is `WORTH` times faster."""
+    """Of each overlap the simplest that is nearly its fastest; of these the first than which none is `WORTH` faster."""
+    picks = []
+    for overlap in Overlap:
+        alike = [option for option in fit if option.form.overlap is overlap]
+        fastest = min((option.step_s.value for option in alike), default=0.0)
+        picks += [option for option in alike if option.step_s.value < EVEN * fastest][:1]
     best = min(option.step_s.value for option in fit)
-    return next(option for option in fit if option.step_s.value < WORTH * best)
+    return next(option for option in picks if option.step_s.value < WORTH * best)
 
 
 def _speedup(base: Option, option: Option) -> Figure:
@@ -130,9 +137,10 @@ def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Opti
         if option is chosen:
             continue
         ratio = option.step_s.value / chosen.step_s.value
-        how = (
-            f"{ratio:.2f} x the time" if ratio >= 1 else f"{1 / ratio:.3f} x as fast, and is worth it from {WORTH:g} x"
-        )
+        how = f"{ratio:.2f} x the time"
+        if ratio < 1:
+            enough = EVEN if option.form.overlap is chosen.form.overlap else WORTH
+            how = f"{1 / ratio:.3f} x as fast, and is worth it from {enough:g} x"
         found.append(f"{option.label} takes {option.step_s.value:.0f} s, {how}")
         found += [note for note in option.notes if "waits" in note]
     if plan.form.kind != "auto":

@@ -43,7 +43,7 @@ class Option:
 
     @property
     def label(self) -> str:
-        return self.form if self.split is None else f"{self.form} {self.split.label}"
+        return self.form.value if self.split is None else f"{self.form} {self.split.label}"
 
 
 @dataclass(frozen=True)

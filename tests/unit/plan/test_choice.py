@@ -10,7 +10,7 @@ from seed_plans import REASONING, plan_8b, plan_agentic
 from agentrl.core.config import parse_section
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice import Choice, Form, Option, choose
-from agentrl.plan.choice.choose import WORTH
+from agentrl.plan.choice.choose import EVEN, WORTH
 from agentrl.plan.choice.nearest import least_gpus, least_instance, with_cluster
 from agentrl.plan.figure import find
 from agentrl.plan.inputs import PlanInput
@@ -64,6 +64,15 @@ def test_with_a_long_tail_the_step_does_not_wait_for_it() -> None:
     assert not choice.chosen.form.waits_for_tail
     assert option(choice, Form.COLOCATED).step_s.value > WORTH * choice.chosen.step_s.value
     assert choice.staleness is not None
+
+
+def test_of_two_that_stream_the_faster_is_chosen_unless_they_are_even() -> None:
+    form = {"max_lag": 8}
+    even, apart = choose(plan(form=form)), choose(plan("DeepSeek-V3", 512, rollout=FP8, form=form))
+    for choice, faster in ((even, False), (apart, True)):
+        ratio = option(choice, Form.COLOCATED_ASYNC).step_s.value / option(choice, Form.ASYNC).step_s.value
+        assert (ratio > EVEN) is faster
+        assert choice.chosen.form is (Form.ASYNC if faster else Form.COLOCATED_ASYNC)
 
 
 def test_a_tight_limit_gives_the_tail_back_and_says_so() -> None:
