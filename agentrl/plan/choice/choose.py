@@ -27,7 +27,7 @@ from agentrl.plan.ledger import Rollout, Sandboxes, Training
 WORTH = 1.3
 """A form that trains on older samples has to be this much faster than one that does not to be chosen over it."""
 EVEN = 1.05
-"""Among forms with the same overlap, a simpler one is chosen when it is this close to the fastest."""
+"""Among forms with lag, and among those without, a simpler one is chosen when it is this close to the fastest."""
 
 SIMPLEST_FIRST = (Form.COLOCATED, Form.SEPARATE_SYNC, Form.ONE_STEP, Form.COLOCATED_ASYNC, Form.ASYNC)
 
@@ -115,14 +115,16 @@ def _own(plan: PlanInput, fit: Sequence[Option], refused: Sequence[Refused]) -> 
 
 
 def _simplest_worth(fit: Sequence[Option]) -> Option:
-    """Of each overlap the simplest that is nearly its fastest; of these the first than which none is `WORTH` faster."""
-    picks = []
-    for overlap in Overlap:
-        alike = [option for option in fit if option.form.overlap is overlap]
-        fastest = min((option.step_s.value for option in alike), default=0.0)
-        picks += [option for option in alike if option.step_s.value < EVEN * fastest][:1]
+    """The simplest that is nearly the fastest of those without lag, unless those with lag are `WORTH` times faster."""
     best = min(option.step_s.value for option in fit)
-    return next(option for option in picks if option.step_s.value < WORTH * best)
+    enough = any(option.step_s.value < WORTH * best for option in fit if not _has_lag(option))
+    alike = [option for option in fit if _has_lag(option) is not enough]
+    fastest = min(option.step_s.value for option in alike)
+    return next(option for option in alike if option.step_s.value < EVEN * fastest)
+
+
+def _has_lag(option: Option) -> bool:
+    return option.form.overlap is not Overlap.NONE
 
 
 def _speedup(base: Option, option: Option) -> Figure:
@@ -139,7 +141,7 @@ def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Opti
         ratio = option.step_s.value / chosen.step_s.value
         how = f"{ratio:.2f} x the time"
         if ratio < 1:
-            enough = EVEN if option.form.overlap is chosen.form.overlap else WORTH
+            enough = EVEN if _has_lag(option) is _has_lag(chosen) else WORTH
             how = f"{1 / ratio:.3f} x as fast, and is worth it from {enough:g} x"
         found.append(f"{option.label} takes {option.step_s.value:.0f} s, {how}")
         found += [note for note in option.notes if "waits" in note]
