@@ -89,7 +89,8 @@ def _fit(console: Console, run: str, given: list[str]) -> None:
 def _read(path: Path) -> tuple[Ledger, Choice]:
     plan = load(path)
     try:
-        return Ledger(plan), choose(plan)
+        choice = choose(plan)
+        return Ledger(plan, colocated=choice.option(Form.COLOCATED) is not None), choice
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}") from None
 

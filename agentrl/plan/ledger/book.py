@@ -23,11 +23,12 @@ from agentrl.plan.ledger.training import Training
 
 
 class Ledger:
-    def __init__(self, plan: PlanInput) -> None:
+    def __init__(self, plan: PlanInput, *, colocated: bool = True) -> None:
+        """`colocated` False leaves out what the trainer keeps on a GPU, where the engine only fits without."""
         self.plan = plan
         self.given = Given(plan)
         gpus = plan.cluster.gpus
-        self.rollout = Rollout(plan, gpus)
+        self.rollout = Rollout(plan, gpus, colocated=colocated)
         self.training = Training(plan, gpus)
         self.trainer_memory = TrainerMemory(plan, gpus)
         self.sandboxes = Sandboxes(plan, self.rollout)

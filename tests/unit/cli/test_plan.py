@@ -47,6 +47,12 @@ def test_a_plan_is_printed_and_written_as_a_page(plan: Path, capsys: pytest.Capt
     assert "<svg" in Path("plans/small.html").read_text()
 
 
+def test_a_plan_that_only_fits_in_separate_pools_is_printed(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN + "[rollout]\nresident_bytes = 70e9\n")
+    assert agentrl("plan", "small.toml", "--steps", "2") == 0
+    assert "rollout.gpus_per_instance: 1 H100 cannot hold" in capsys.readouterr().out
+
+
 def test_json_holds_every_figure_and_writes_nothing(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert agentrl("plan", "small.toml", "--json", "--steps", "2") == 0
     tree = json.loads(capsys.readouterr().out)
