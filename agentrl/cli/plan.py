@@ -18,7 +18,6 @@ from agentrl.cli.plan_fit import show_fit
 from agentrl.cli.plan_tables import comparison_table, figures_table, rows_table
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.choose import Choice, choose
-from agentrl.plan.choice.forms import Form
 from agentrl.plan.figure import Figure
 from agentrl.plan.figure import explain as explanation
 from agentrl.plan.inputs import load
@@ -47,6 +46,7 @@ def command(
     fit: Annotated[str, typer.Option(metavar="RUN", help="Fit a measured run: its name or folder.")] = "",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the reports.")] = PLANS,
     steps: Annotated[int, typer.Option(min=0, help="Steps to simulate of each form; 0: none.")] = STEPS,
+    policies: Annotated[bool, typer.Option("--policies", help="Simulate every policy, not the plan's alone.")] = False,
     seed: Annotated[int, typer.Option(help="Of the simulation.")] = 0,
 ) -> None:
     """Say what a step takes: FLOPs, bytes, seconds, GPUs, sandboxes and dollars, by form; and write a report.
@@ -69,7 +69,7 @@ def command(
         if explain:
             typer.echo(explanation(named(ledger, choice, explain)))
             continue
-        results = _simulate(ledger, choice, steps, seed)
+        results = _simulate(ledger, choice, steps, seed, policies)
         if json:
             typer.echo(as_json(ledger, choice, results))
             continue
@@ -90,14 +90,14 @@ def _read(path: Path) -> tuple[Ledger, Choice]:
     plan = load(path)
     try:
         choice = choose(plan)
-        return Ledger(plan, colocated=choice.option(Form.COLOCATED) is not None), choice
+        return Ledger(plan, colocated=any(option.split is None for option in choice.options)), choice
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}") from None
 
 
-def _simulate(ledger: Ledger, choice: Choice, steps: int, seed: int) -> dict[Form, Result]:
+def _simulate(ledger: Ledger, choice: Choice, steps: int, seed: int, every: bool) -> tuple[Result, ...]:
     if not steps:
-        return {}
+        return ()
     console = Console(stderr=True)
     columns = (
         TextColumn("simulate {task.description}"),
@@ -107,20 +107,20 @@ def _simulate(ledger: Ledger, choice: Choice, steps: int, seed: int) -> dict[For
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=steps)
 
-        def tell(form: str, done: int, total: int) -> None:
-            bar.update(task, description=form, completed=done, total=total)
+        def tell(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
 
-        return dict(simulate_choice(ledger, choice, tell, steps, seed))
+        return simulate_choice(ledger, choice, tell, steps, seed, every)
 
 
-def _show(console: Console, ledger: Ledger, choice: Choice, results: dict[Form, Result]) -> None:
+def _show(console: Console, ledger: Ledger, choice: Choice, results: tuple[Result, ...]) -> None:
     plan, best = ledger.plan, choice.chosen
     console.rule(f"[bold]{plan.name}[/]: {plan.shape.name} on {plan.cluster.gpus} {plan.gpu.name}", align="left")
     for title, figures in sections(ledger, choice).items():
         console.print(figures_table(title, figures), "")
     console.print(rows_table("Forms", forms_rows(choice)), "")
     if results:
-        steps = len(next(iter(results.values())).steps)
+        steps = len(results[0].steps)
         console.print(rows_table(f"Simulation of {steps} steps", simulation_rows(choice, results)), "")
     console.print(f"[bold]{best.label}[/]: {best.step_s.value:,.0f} s a step")
     for reason in choice.reasons:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from agentrl.plan.choice.choose import Choice
-from agentrl.plan.choice.forms import Form
 from agentrl.plan.figure import Figure
 from agentrl.plan.ledger import Ledger
 from agentrl.plan.report.tables import sections
 from agentrl.plan.simulate import Result
 
 
-def as_json(ledger: Ledger, choice: Choice, results: Mapping[Form, Result]) -> str:
+def as_json(ledger: Ledger, choice: Choice, results: Sequence[Result]) -> str:
     tree = {
         "name": ledger.plan.name,
         "chosen": choice.chosen.form.value,
@@ -35,7 +36,7 @@ def as_json(ledger: Ledger, choice: Choice, results: Mapping[Form, Result]) -> s
             title: {figure.name: _figure(figure) for figure in figures}
             for title, figures in sections(ledger, choice).items()
         },
-        "simulation": {form.value: _result(result) for form, result in results.items()},
+        "simulation": [_result(result) for result in results],
     }
     return json.dumps(tree, indent=2)
 
@@ -47,6 +48,7 @@ def _figure(figure: Figure) -> dict[str, Any]:
 
 def _result(result: Result) -> dict[str, Any]:
     return {
+        "form": result.parameters.form.value,
         "policy": result.parameters.policy.value,
         "seed": result.parameters.seed,
         "steps": len(result.steps),
@@ -54,6 +56,7 @@ def _result(result: Result) -> dict[str, Any]:
         "generation_s": result.generation_s,
         "tail_share": result.tail_share,
         "trainer_idle": result.trainer_idle,
+        "idle_share": np.quantile(result.idle_share, (0.1, 0.5, 0.9)).tolist(),
         "place_use": result.place_use,
         "lag_mean": result.lag_mean,
         "token_lag_mean": result.token_lag_mean,

@@ -7,7 +7,8 @@ cannot hold: queues, tails over many steps, groups, and who waits for whom.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from agentrl.plan.choice.choose import Choice
@@ -19,7 +20,7 @@ from agentrl.plan.simulate import Parameters, Policy, Result, simulate
 
 STEPS = 8
 Progress = Callable[[str, int, int], None]
-"""Called with the form, the steps done and the steps to do."""
+"""Called with the form and the policy, the steps done and the steps to do."""
 
 
 def parameters_of(ledger: Ledger, option: Option, steps: int = STEPS, seed: int = 0) -> Parameters:
@@ -32,15 +33,16 @@ def parameters_of(ledger: Ledger, option: Option, steps: int = STEPS, seed: int 
     turns = work.episodes * work.turns
     # As the ledger has it: one batch in flight, if memory holds it; what waits for its environment needs none.
     held = math.ceil(work.prompts / instances) * work.samples
+    decoding = min(held, int(rollout.capacity.value), plan.rollout.max_sequences or held)
     if not work.environment_s.mean:
-        held = min(held, int(rollout.capacity.value), plan.rollout.max_sequences or held)
+        held = decoding
     return Parameters(
         form=form, policy=policy_of(plan, form), replicas=instances, concurrency=held, batch=work.episodes,
         steps=steps, tokens=work.response_tokens, turns=work.turns, environment=work.environment_s,
         decode_base_s=max(0.0, rollout.decode_step.value - rollout.decoding.value * per_sequence),
-        decode_sequence_s=per_sequence, prefill_s=rollout.prefill.seconds.value * instances / turns,
-        continue_s_per_token=_continue_s(plan), train_s=training_s, sync_s=sync_s, max_lag=plan.form.max_lag,
-        group_size=work.samples, seed=seed,
+        decode_sequence_s=per_sequence, decode_limit=decoding if decoding < held else 0,
+        prefill_s=rollout.prefill.seconds.value * instances / turns, continue_s_per_token=_continue_s(plan),
+        train_s=training_s, sync_s=sync_s, max_lag=plan.form.max_lag, group_size=work.samples, seed=seed,
     )  # fmt: skip
 
 
@@ -52,14 +54,29 @@ def policy_of(plan: PlanInput, form: Form) -> Policy:
 
 
 def simulate_choice(
-    ledger: Ledger, choice: Choice, progress: Progress, steps: int = STEPS, seed: int = 0
-) -> Mapping[Form, Result]:
-    """Every form that fits, with the split that the choice found best for it."""
-    results = {}
+    ledger: Ledger, choice: Choice, progress: Progress, steps: int = STEPS, seed: int = 0, every_policy: bool = False
+) -> tuple[Result, ...]:
+    """Every form that fits, with the split that the choice found best for it; its own policy comes first."""
+    results = []
     for option in choice.options:
-        parameters = parameters_of(ledger, option, steps, seed)
-        results[option.form] = simulate(parameters, partial(progress, option.form))
-    return results
+        own = parameters_of(ledger, option, steps, seed)
+        others = [policy for policy in Policy if every_policy and policy is not own.policy and _known(option, policy)]
+        for policy in (own.policy, *others):
+            tell = partial(progress, f"{option.form}, {policy}")
+            results.append(simulate(replace(own, policy=policy), tell))
+    return tuple(results)
+
+
+def by_form(results: Sequence[Result]) -> Mapping[Form, Result]:
+    """Each form with its own policy."""
+    found: dict[Form, Result] = {}
+    for result in results:
+        found.setdefault(result.parameters.form, result)
+    return found
+
+
+def _known(option: Option, policy: Policy) -> bool:
+    return option.form is not Form.COLOCATED_ASYNC or policy in (Policy.PARTIAL, Policy.BACKFILL)
 
 
 def _sequence_s(rollout: Rollout) -> float:

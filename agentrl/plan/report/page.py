@@ -5,7 +5,7 @@ Called by the CLI. Invariant: every figure on the page has its formula and sourc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from agentrl.plan.choice.choose import Choice
@@ -13,6 +13,7 @@ from agentrl.plan.choice.forms import Form
 from agentrl.plan.figure import Figure, explain, show
 from agentrl.plan.ledger import Ledger
 from agentrl.plan.report import bars, lines, timeline
+from agentrl.plan.report.forecast import by_form
 from agentrl.plan.report.tables import Rows, forms_rows, sections, simulation_rows
 from agentrl.plan.simulate import Result
 
@@ -31,7 +32,7 @@ code { font-size: 13px; }
 """
 
 
-def page(ledger: Ledger, choice: Choice, results: Mapping[Form, Result]) -> str:
+def page(ledger: Ledger, choice: Choice, results: Sequence[Result]) -> str:
     """The whole document; `results` is empty when nothing was simulated."""
     return "\n".join(
         (
@@ -85,24 +86,26 @@ def _forms(ledger: Ledger, choice: Choice) -> Iterator[str]:
     yield bars.draw_memory(ledger.stacks)
 
 
-def _simulation(choice: Choice, results: Mapping[Form, Result]) -> Iterator[str]:
+def _simulation(choice: Choice, results: Sequence[Result]) -> Iterator[str]:
     if not results:
         return
-    first = next(iter(results.values()))
-    steps, seed = len(first.steps), first.parameters.seed
+    steps, seed = len(results[0].steps), results[0].parameters.seed
     yield "<h2>Simulation</h2>"
     yield (
         f'<p class="faint">{steps} steps of each form, seed {seed}, every trajectory with a length of its own. '
-        "<i>tail</i>: part of generation beyond full replicas; <i>places in use</i>: of those for sequences.</p>"
+        "<i>tail</i>: part of generation beyond full replicas; <i>replicas idle</i>: part of their time in which they "
+        "decode nothing, the 10 % and the 90 % quantile; <i>places in use</i>: of those for sequences; "
+        "<i>sandboxes</i>: the peak.</p>"
     )
     yield _table(simulation_rows(choice, results))
-    shown = 4 * max(result.step_s for result in results.values())
+    own = by_form(results)
+    shown = 4 * max(result.step_s for result in own.values())
     yield "<h3>Trajectories in flight</h3>"
-    yield lines.draw_in_flight(results, shown)
-    if any(result.sandboxes.peak for result in results.values()):
+    yield lines.draw_in_flight(own, shown)
+    if any(result.sandboxes.peak for result in results):
         yield "<h3>Sandboxes in use</h3>"
-        yield lines.draw_sandboxes(results, shown)
-    for form, result in results.items():
+        yield lines.draw_sandboxes(own, shown)
+    for form, result in own.items():
         if result.lag_mean > 0 and form in (choice.chosen.form, Form.ASYNC):
             yield f"<h3>Lag of the samples, {timeline.TITLES[form]}</h3>"
             yield lines.draw_lag(result)

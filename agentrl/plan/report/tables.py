@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
+import numpy as np
+
 from agentrl.plan.choice.choose import Choice
-from agentrl.plan.choice.forms import Form
 from agentrl.plan.figure import Figure, Quantity, find
 from agentrl.plan.ledger import Ledger
 from agentrl.plan.report.timeline import TITLES
@@ -47,19 +48,21 @@ def forms_rows(choice: Choice) -> Rows:
     return (head, *rows, *((TITLES[refused.form], "", "", "", "", refused.why) for refused in choice.refused))
 
 
-def simulation_rows(choice: Choice, results: Mapping[Form, Result]) -> Rows:
+def simulation_rows(choice: Choice, results: Sequence[Result]) -> Rows:
     head = (
-        "form", "policy", "step", "closed form", "tail", "trainer idle", "places in use", "lag", "lag by token",
-        "dropped", "sandboxes, peak",
+        "form", "policy", "step", "closed form", "tail", "trainer idle", "replicas idle", "places in use", "lag",
+        "lag by token", "dropped", "sandboxes",
     )  # fmt: skip
     rows = []
-    for form, found in results.items():
-        option = choice.option(form)
+    for found in results:
+        form, option = found.parameters.form, choice.option(found.parameters.form)
+        idle = np.quantile(found.idle_share, (0.1, 0.9)) * 100
         rows.append((
             TITLES[form], str(found.parameters.policy), f"{found.step_s:,.0f} s",
             f"{option.step_s.value:,.0f} s" if option else "", f"{100 * found.tail_share:.0f} %",
-            f"{100 * found.trainer_idle:.0f} %", f"{100 * found.place_use:.0f} %", f"{found.lag_mean:.2f}",
-            f"{found.token_lag_mean:.2f}", f"{100 * found.dropped_share:.1f} %", f"{found.sandboxes.peak:,}",
+            f"{100 * found.trainer_idle:.0f} %", f"{idle[0]:.0f}-{idle[1]:.0f} %", f"{100 * found.place_use:.0f} %",
+            f"{found.lag_mean:.2f}", f"{found.token_lag_mean:.2f}", f"{100 * found.dropped_share:.1f} %",
+            f"{found.sandboxes.peak:,}",
         ))  # fmt: skip
     return (head, *rows)
 

@@ -45,6 +45,8 @@ class Parameters:
     """Seconds of the forward and backward passes over a batch, on the GPUs that train in this form."""
     sync_s: float = 0.0
     """Seconds during which new weights are loaded and nothing is generated."""
+    decode_limit: int = 0
+    """Sequences that a replica decodes at once; the turns of further ones wait. 0: all that it holds."""
     turns: int = 1
     environment: Lengths = field(default_factory=Lengths)
     """Seconds of the execution after each turn."""
@@ -79,6 +81,8 @@ class Parameters:
             )
         if self.form is Form.ASYNC and self.train_s <= 0:
             wrong.append("train_s must be above 0 for form async")
+        if self.decode_limit < 0:
+            wrong.append(f"decode_limit must be at least 0, is {self.decode_limit}")
         if self.over_issue < 1:
             wrong.append(f"over_issue must be at least 1, is {self.over_issue}")
         if 0 < self.sandboxes < self.replicas:
@@ -107,5 +111,6 @@ class Parameters:
     def generation_s(self) -> float:
         """Roughly, to generate a batch with every place taken; a scale for windows and bins, not a prediction."""
         held = min(self.places, math.ceil(self.batch / self.replicas))
-        one = self.turns * (self.tokens.mean * self.decode_step_s(held) + self.environment.mean + self.prefill_s)
+        decoding = min(held, self.decode_limit or held)
+        one = self.turns * (self.tokens.mean * self.decode_step_s(decoding) + self.environment.mean + self.prefill_s)
         return one * max(1.0, self.batch / self.replicas / held)

@@ -49,6 +49,10 @@ class Replicas:
         """Trajectories that got a place so far."""
         self.turn_ends = np.full((rows, places), math.inf)
         """Clock at which a decoding sequence ends its turn."""
+        self.waiting = np.full((rows, places), math.inf)
+        """Place in the queue of those whose turn waits for `decode_limit`."""
+        self.queued = np.zeros(rows)
+        """Turns that ever waited."""
         self.returns = np.full((rows, places), math.inf)
         """Seconds at which an execution ends."""
         self.taken = np.zeros((rows, places), dtype=bool)
@@ -127,7 +131,7 @@ class Replicas:
         self._mark()
         lengths, wasted = self.tokens[self.taken], float(self.marked[self.taken].sum())
         self._left(np.full(len(lengths), at))
-        self.turn_ends[:], self.returns[:], self.taken[:] = math.inf, math.inf, False
+        self.turn_ends[:], self.returns[:], self.waiting[:], self.taken[:] = math.inf, math.inf, math.inf, False
         self.running[:], self.quota[:] = 0, 0
         # Numbers of groups that will never be whole are not used again.
         self.issued = -(-self.issued // self.parameters.group_size) * self.parameters.group_size
@@ -160,6 +164,11 @@ class Replicas:
         """The last token of a turn: its execution begins, if there is one."""
         self.turn_ends[rows, columns] = math.inf
         self.running[rows] -= 1
+        if self.parameters.decode_limit:
+            first = self.waiting[rows].argmin(axis=1)
+            ready = self.waiting[rows, first] < math.inf
+            self.waiting[rows, first] = math.inf
+            self._decode(rows[ready], first[ready])
         if not self.parameters.has_environment:
             self._turn_over(rows, columns, finished)
             return
@@ -178,7 +187,8 @@ class Replicas:
         self.turns_left[rows, columns] -= 1
         ended = self.turns_left[rows, columns] == 0
         if not ended.all():
-            self._turn(rows[~ended], columns[~ended])
+            again = rows[~ended]
+            self._turn(again, columns[~ended], np.zeros_like(again))
         if ended.any():
             rows, columns = rows[ended], columns[ended]
             finished.append(self._finish(rows, columns))
@@ -216,9 +226,19 @@ class Replicas:
         self.in_flight.add(self.now[rows], 1)
         if known.sandbox_held and known.has_environment:
             self.sandboxes.add(self.now[rows], 1)
-        self._turn(rows, columns)
+        self._turn(rows, columns, ranks)
 
-    def _turn(self, rows: Ints, columns: Ints) -> None:
+    def _turn(self, rows: Ints, columns: Ints, ranks: Ints) -> None:
+        """Begin a turn, or wait for another's end; `ranks` counts those of one replica."""
+        if limit := self.parameters.decode_limit:
+            fits = self.running[rows] + ranks < limit
+            late = ~fits
+            self.waiting[rows[late], columns[late]] = self.queued[rows[late]] + ranks[late]
+            np.add.at(self.queued, rows[late], 1.0)
+            rows, columns = rows[fits], columns[fits]
+        self._decode(rows, columns)
+
+    def _decode(self, rows: Ints, columns: Ints) -> None:
         """Prefill, then decode: the replica's other sequences stand still during the prefill."""
         tokens = self.turn_tokens[rows, columns, self.parameters.turns - self.turns_left[rows, columns]]
         self.drawn[rows, columns] += tokens

@@ -57,9 +57,16 @@ def test_json_holds_every_figure_and_writes_nothing(plan: Path, capsys: pytest.C
     assert agentrl("plan", "small.toml", "--json", "--steps", "2") == 0
     tree = json.loads(capsys.readouterr().out)
     assert tree["figures"]["Step"]["step_s"]["unit"] == "s"
-    assert set(tree["simulation"]) == set(tree["forms"])
+    assert [found["form"] for found in tree["simulation"]] == list(tree["forms"])
     assert tree["chosen"] in tree["forms"]
     assert not Path("plans").exists()
+
+
+def test_every_policy_is_simulated_when_asked(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentrl("plan", "small.toml", "--json", "--steps", "2", "--policies") == 0
+    found = [(one["form"], one["policy"]) for one in json.loads(capsys.readouterr().out)["simulation"]]
+    assert len(found) == len(set(found)) == 4 * 4 + 2
+    assert found[0][1] in ("wait", "backfill")
 
 
 def test_the_same_seed_prints_the_same_simulation(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

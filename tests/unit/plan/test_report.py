@@ -121,6 +121,6 @@ def test_the_page_stands_alone_and_its_pictures_are_well_formed() -> None:
 
 
 def test_a_page_without_a_simulation_has_the_ledgers_pictures() -> None:
-    text = page(Ledger(PLAN), choose(PLAN), {})
+    text = page(Ledger(PLAN), choose(PLAN), ())
     assert "<h2>Simulation</h2>" not in text
     assert text.count("<svg") == 4

@@ -62,6 +62,14 @@ def test_fixed_lengths_with_a_last_wave_that_is_half_full() -> None:
     assert found.generation_s == close(1000 * (BASE.decode_step_s(8) + BASE.decode_step_s(4)))
 
 
+def test_a_limit_of_what_decodes_at_once_queues_turns_as_places_do() -> None:
+    assert simulate(replace(BASE, decode_limit=8)).generation_s == close(4 * 1000 * BASE.decode_step_s(8))
+    # 32 held, 8 decode, and each rests as long as three others decode: the engine never does.
+    rest = 3 * 100 * BASE.decode_step_s(8)
+    turns = replace(BASE, decode_limit=8, turns=10, tokens=fixed(100), environment=fixed(rest))
+    assert simulate(turns).generation_s == close(10 * 4 * 100 * BASE.decode_step_s(8) + rest)
+
+
 def test_many_waves_come_near_the_throughput_of_full_replicas() -> None:
     busy = replace(BASE, replicas=4, concurrency=16, batch=4 * 16 * 64, tokens=lognormal(300, 0.3), steps=2)
     found = simulate(busy)
@@ -190,15 +198,24 @@ def test_the_same_seed_gives_the_same_numbers_and_another_one_others(form: Form,
 @pytest.mark.parametrize(("form", "policy"), KINDS)
 def test_every_batch_is_whole_and_in_order(form: Form, policy: Policy) -> None:
     found = simulate(
-        replace(BASE, form=form, policy=policy, tokens=lognormal(1000, 1.0, 8000), steps=8, group_size=8, max_lag=2)
+        replace(
+            BASE,
+            form=form,
+            policy=policy,
+            tokens=lognormal(1000, 1.0, 8000),
+            steps=6,
+            batch=256,
+            group_size=8,
+            max_lag=2,
+        )
     )
     for before, after in zip(found.steps, found.steps[1:], strict=False):
         assert after.began == before.ended
         assert before.train_began >= before.generated or form is Form.ONE_STEP
         assert before.ended >= before.trained >= before.train_began
-        assert before.trajectories >= 512
+        assert before.trajectories >= 256
     if policy is not Policy.DROP:
-        assert int(found.tally.trained.sum()) == 8 * 512
+        assert int(found.tally.trained.sum()) == 6 * 256
         assert found.dropped_share == 0
     if form is Form.ASYNC and policy in (Policy.WAIT, Policy.DROP):
         assert found.tally.trained[:, 3:].sum() == 0
