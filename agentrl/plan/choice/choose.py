@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 
 from agentrl.core.errors import ConfigError
+from agentrl.plan.choice.advice import advice
 from agentrl.plan.choice.agentic import ResidencyChoice, SandboxChoice, residency_choice, sandbox_choice
 from agentrl.plan.choice.barrier import speedup
 from agentrl.plan.choice.forms import Form, Overlap
@@ -39,7 +40,7 @@ class Choice:
     """Of the forms that fit, fastest first."""
     refused: tuple[Refused, ...]
     reasons: tuple[str, ...]
-    """Why the chosen form, in sentences."""
+    """Why the chosen form, then what else the plan should set, in sentences."""
     speedups: tuple[Figure, ...]
     """Of each option against the simplest that fits."""
     by_time: Figure
@@ -83,21 +84,27 @@ def choose(plan: PlanInput) -> Choice:
     training = Training(plan, plan.cluster.gpus)
     has_environment = plan.workload.environment_s.mean > 0
     has_waiting_kv = plan.workload.turns > 1 and not plan.rollout.kv_offload
-    syncs = syncs_of_step(plan, chosen.form)
+    sync = sync_cost(plan, chosen.step_s, chosen.sync_s, syncs_of_step(plan, chosen.form))
+    saving = reliability(plan, chosen.step_s, chosen.trainer_gpus)
+    sandboxes = sandbox_choice(Sandboxes(plan, chosen.rollout)) if has_environment else None
+    residency = residency_choice(chosen.rollout) if has_waiting_kv else None
     ranked = tuple(sorted(fit, key=lambda option: option.step_s.value))
     return Choice(
         chosen=chosen,
         options=ranked,
         refused=refused,
-        reasons=_reasons(plan, whole, chosen, fit),
+        reasons=(
+            *_reasons(plan, whole, chosen, fit),
+            *advice(chosen.step_s, sync, saving, sandboxes, residency),
+        ),
         speedups=tuple(_speedup(fit[0], option) for option in fit),
         by_time=work_ratio(whole.generation, training.total, "generation_to_training_s"),
         by_flops=work_ratio(training.flops.decode, training.flops.train, "generation_to_training_flops"),
         staleness=chosen.staleness or next((option.staleness for option in ranked if option.staleness), None),
-        sync=sync_cost(plan, chosen.step_s, chosen.sync_s, syncs),
-        reliability=reliability(plan, chosen.step_s, chosen.trainer_gpus),
-        sandboxes=sandbox_choice(Sandboxes(plan, chosen.rollout)) if has_environment else None,
-        residency=residency_choice(chosen.rollout) if has_waiting_kv else None,
+        sync=sync,
+        reliability=saving,
+        sandboxes=sandboxes,
+        residency=residency,
     )
 
 

@@ -13,7 +13,7 @@ from agentrl.plan.choice import Choice, Form, Option, choose
 from agentrl.plan.choice.choose import EVEN, WORTH
 from agentrl.plan.choice.nearest import least_gpus, least_instance, with_cluster
 from agentrl.plan.figure import find
-from agentrl.plan.inputs import PlanInput
+from agentrl.plan.inputs import PlanInput, RolloutSection
 
 
 def plan(model: str = "Llama-3-8B", gpus: int = 64, gpu: str = "H100", **sections: Any) -> PlanInput:
@@ -196,6 +196,18 @@ def test_an_agentic_plan_weighs_its_sandboxes_and_its_kv() -> None:
     assert choice.residency.host_bytes.value > 1e12
     assert choose(plan_8b()).sandboxes is None
     assert choose(plan_8b()).residency is None
+
+
+def test_reasons_name_settings_that_the_plan_should_change() -> None:
+    large = plan("DeepSeek-V3", 512, rollout=FP8, form={"kind": "async", "max_lag": 8})
+    agentic, dear = " ".join(choose(plan_agentic()).reasons), " ".join(choose(large).reasons)
+    assert "(rollout.kv_offload) prefills" in agentic
+    assert "restoring one takes less than 10 s" in agentic
+    assert "save asynchronously" in dear
+    assert "form.changed_share" in dear
+    offloaded = plan_agentic().model_copy(update={"rollout": RolloutSection(kv_offload=True)})
+    assert "kv_offload" not in " ".join(choose(offloaded).reasons)
+    assert not any(word in " ".join(choose(plan_8b()).reasons) for word in ("sandboxes", "checkpoint", "weight sync"))
 
 
 def test_all_figures_of_a_choice_have_a_name_of_their_own() -> None:
