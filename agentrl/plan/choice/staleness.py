@@ -127,18 +127,9 @@ def staleness(
         for length in tokens
     ]
     dropped = [0.0 if limit is None else _mean([over_limit(value, limit) for value in row]) for row in lags]
-    kept_tokens = _mean([(1 - share) * length for share, length in zip(dropped, tokens, strict=True)])
-    generated, kept_share = _mean(tokens), 1 - _mean(dropped)
     after = Input("taken_after", taken_after, "versions", "the form")
     inputs = (token_s, other_s, interval_s, Input("group_size", group, source="[workload]"), after)
     lag = f"(longest of the group x {token_s.name} + {other_s.name}) / {interval_s.name} + {after.name}"
-    kept_mean = Figure(
-        "kept_mean_tokens",
-        kept_tokens / kept_share if kept_share else 0.0,
-        "tokens",
-        "mean length of what is kept",
-        inputs,
-    )
     by_length = tuple(
         LengthLag(tokens[at], _mean(lags[at]), dropped[at]) for at in (int(share * (POINTS - 1)) for share in QUANTILES)
     )
@@ -146,30 +137,37 @@ def staleness(
         Figure(f"lag_p{100 * share:g}", row.mean_lag, "versions", f"{lag} at {row.tokens:,.0f} tokens", inputs)
         for share, row in zip(QUANTILES, by_length, strict=True)
     ]
+    samples, token_share, kept, bias = _cut(tokens, dropped, f"share of {lag} over the limit", inputs)
     return Staleness(
+        mean_lag=Figure("mean_lag", _mean([_mean(row) for row in lags]), "versions", f"mean of {lag}", inputs),
         lag_p10=shown[0],
         lag_p50=shown[2],
         lag_p90=shown[4],
         lag_p99=shown[5],
-        mean_lag=Figure("mean_lag", _mean([_mean(row) for row in lags]), "versions", f"mean of {lag}", inputs),
         lag_shares=lag_shares([value for row in lags for value in row]),
         by_length=by_length,
-        dropped_share=Figure("dropped_share", _mean(dropped), "share", f"share of {lag} over the limit", inputs),
-        dropped_token_share=Figure(
-            "dropped_token_share",
-            1 - kept_tokens / generated if generated else 0.0,
-            "share",
-            f"share of {lag} over the limit, by tokens",
-            inputs,
-        ),
-        kept_mean_tokens=kept_mean,
-        length_bias=Figure(
-            "length_bias",
-            kept_mean.value / generated if generated else 1.0,
-            "",
-            f"{kept_mean.name} / mean length of what is generated",
-            (kept_mean,),
-        ),
+        dropped_share=samples,
+        dropped_token_share=token_share,
+        kept_mean_tokens=kept,
+        length_bias=bias,
+    )
+
+
+def _cut(
+    tokens: Sequence[float], dropped: Sequence[float], words: str, inputs: tuple[Quantity, ...]
+) -> tuple[Figure, Figure, Figure, Figure]:
+    """Share of samples and of tokens dropped, mean length of the rest, and that over the mean of all."""
+    kept_tokens = _mean([(1 - share) * length for share, length in zip(dropped, tokens, strict=True)])
+    generated, kept_share = _mean(tokens), 1 - _mean(dropped)
+    mean = kept_tokens / kept_share if kept_share else 0.0
+    kept = Figure("kept_mean_tokens", mean, "tokens", "mean length of what is kept", inputs)
+    token_share = 1 - kept_tokens / generated if generated else 0.0
+    bias, formula = mean / generated if generated else 1.0, f"{kept.name} / mean length of what is generated"
+    return (
+        Figure("dropped_share", 1 - kept_share, "share", words, inputs),
+        Figure("dropped_token_share", token_share, "share", f"{words}, by tokens", inputs),
+        kept,
+        Figure("length_bias", bias, "", formula, (kept,)),
     )
 
 
