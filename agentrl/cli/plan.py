@@ -6,6 +6,7 @@ valid choice, with exit code 2.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,7 @@ from agentrl.plan.simulate import Result
 
 PLANS = Path("plans")
 COMPARE = "compare"
+WIDE = 160
 
 Words = Annotated[
     list[str] | None,
@@ -56,6 +58,9 @@ def command(
     """
     given = words or []
     console = Console(highlight=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        # A file or a pipe is as wide as the tables.
+        console = Console(highlight=False, width=WIDE)
     if fit:
         _fit(console, fit, given)
         return

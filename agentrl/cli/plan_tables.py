@@ -18,7 +18,7 @@ def rows_table(title: str, rows: Rows) -> Table:
     head, *body = rows
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for at, column in enumerate(head):
-        table.add_column(column, justify="left" if at == 0 or column in ("", "policy") else "right")
+        table.add_column(column, justify="left" if at == 0 or not column else "right")
     for row in body:
         table.add_row(*map(escape, row), style="bold" if "chosen" in row else None)
     return table

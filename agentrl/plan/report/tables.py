@@ -50,7 +50,7 @@ def forms_rows(choice: Choice) -> Rows:
 
 def simulation_rows(choice: Choice, results: Sequence[Result]) -> Rows:
     head = (
-        "form", "policy", "step", "closed form", "tail", "trainer idle", "replicas idle", "places in use", "lag",
+        "form, policy", "step", "closed form", "tail", "trainer idle", "replicas idle", "places in use", "lag",
         "lag by token", "dropped", "sandboxes",
     )  # fmt: skip
     rows = []
@@ -58,7 +58,7 @@ def simulation_rows(choice: Choice, results: Sequence[Result]) -> Rows:
         form, option = found.parameters.form, choice.option(found.parameters.form)
         idle = np.quantile(found.idle_share, (0.1, 0.9)) * 100
         rows.append((
-            TITLES[form], str(found.parameters.policy), f"{found.step_s:,.0f} s",
+            f"{TITLES[form]}; {found.parameters.policy}", f"{found.step_s:,.0f} s",
             f"{option.step_s.value:,.0f} s" if option else "", f"{100 * found.tail_share:.0f} %",
             f"{100 * found.trainer_idle:.0f} %", f"{idle[0]:.0f}-{idle[1]:.0f} %", f"{100 * found.place_use:.0f} %",
             f"{found.lag_mean:.2f}", f"{found.token_lag_mean:.2f}", f"{100 * found.dropped_share:.1f} %",
