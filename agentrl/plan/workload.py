@@ -7,7 +7,6 @@ what is really generated, after the cap. Invariant: every sample lies between 0 
 from __future__ import annotations
 
 import math
-import random
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any, Literal, Self
@@ -123,25 +122,6 @@ class Lengths(Settings):
         jump = (terms - 1) * self.mean + self.longest(count * terms)
         spread = math.sqrt(terms * self.variance) * (_NORMAL.inv_cdf(1 - 1 / count) if count > 1 else 0.0)
         return min(max(jump, terms * self.mean + spread), terms * self.limit)
-
-    def sampler(self, rng: random.Random) -> Sampler:
-        return Sampler(self, rng)
-
-
-class Sampler:
-    """Draws from `Lengths`; keeps the fitted location, which is costly to find."""
-
-    def __init__(self, lengths: Lengths, rng: random.Random) -> None:
-        self._lengths, self._rng = lengths, rng
-        self._location = lengths.location if lengths.kind == "lognormal" else 0.0
-
-    def draw(self) -> float:
-        lengths = self._lengths
-        if lengths.kind == "fixed" or lengths.mean == 0:
-            return lengths.mean
-        if lengths.kind == "empirical":
-            return min(self._rng.choice(lengths.values), lengths.limit)
-        return min(self._rng.lognormvariate(self._location, lengths.sigma), lengths.limit)
 
 
 class Workload(Settings):

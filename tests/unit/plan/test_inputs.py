@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from agentrl.core.errors import ConfigError
 from agentrl.plan.inputs import load
+from agentrl.plan.simulate.draws import draw
 from agentrl.plan.workload import Lengths
 
 GOOD = """
@@ -93,10 +94,10 @@ def test_the_mean_is_that_after_the_cap(mean: float, times: float, sigma: float)
 
 def test_draws_have_the_mean_and_keep_the_cap() -> None:
     lengths = Lengths(kind="lognormal", mean=1000, cap=4000)
-    sampler = lengths.sampler(random.Random(1))
-    drawn = [sampler.draw() for _ in range(5000)]
-    assert sum(drawn) / 5000 == pytest.approx(1000, rel=0.05)
-    assert max(drawn) == 4000
+    drawn = draw(lengths, 1, 0, np.arange(20_000))
+    assert drawn.mean() == pytest.approx(1000, rel=0.02)
+    assert drawn.max() == 4000
+    assert (draw(lengths, 1, 0, np.array([7, 3])) == drawn[[7, 3]]).all()
 
 
 def test_observed_lengths_are_taken_as_they_are() -> None:
@@ -104,7 +105,7 @@ def test_observed_lengths_are_taken_as_they_are() -> None:
     assert lengths.mean == 3
     assert lengths.variance == pytest.approx((4 + 1 + 0 + 9) / 4)
     assert lengths.longest(100) == 6
-    assert {lengths.sampler(random.Random(seed)).draw() for seed in range(40)} == {1, 2, 3, 6}
+    assert set(draw(lengths, 1, 0, np.arange(40))) == {1, 2, 3, 6}
     with pytest.raises(ValidationError, match="values"):
         Lengths(kind="fixed", mean=3, values=(1.0,))
 
