@@ -30,6 +30,7 @@ ENTRIES = {
     "train": Entry("agentrl.cli.train", "Train an agent by a config file, with a live view."),
     "eval": Entry("agentrl.cli.evaluate", "Evaluate a run's newest policy, or a config's model, on held-out tasks."),
     "runs": Entry("agentrl.cli.runs", "List, show, plot and check runs; print transcripts."),
+    "plan": Entry("agentrl.cli.plan", "Say what a step takes before it is run; fit and compare plans."),
     "config": Entry("agentrl.cli.config", "Check a config file, or show the whole tree with its defaults."),
     "env": Entry("agentrl.cli.env", "Make, list, show and play environments."),
     "sandbox": Entry(

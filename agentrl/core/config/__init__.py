@@ -4,7 +4,16 @@ Read by `agentrl.cli` and `agentrl.launch`, which hand each room its own section
 exists is one that can run; unknown keys are refused with the nearest key named.
 """
 
-from agentrl.core.config.run import RunConfig, changed_settings, dump_toml, known_keys, load_config, parse_config
+from agentrl.core.config.run import (
+    RunConfig,
+    changed_settings,
+    dump_toml,
+    known_keys,
+    load_config,
+    parse_config,
+    parse_section,
+    read_toml,
+)
 from agentrl.core.config.sections import (
     AgentConfig,
     DockerConfig,
@@ -57,4 +66,6 @@ __all__ = [
     "known_keys",
     "load_config",
     "parse_config",
+    "parse_section",
+    "read_toml",
 ]

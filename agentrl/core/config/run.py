@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError, model_validator
 
@@ -31,6 +31,8 @@ from agentrl.core.config.sections import (
     WeightsConfig,
 )
 from agentrl.core.errors import ConfigError
+
+S = TypeVar("S", bound=Section)
 
 
 class RunConfig(Section):
@@ -91,26 +93,34 @@ class RunConfig(Section):
 
 def load_config(path: Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a TOML file (None: all defaults), apply `section.key=value` overrides, validate. Raises ConfigError."""
-    tree: dict[str, Any] = {}
+    tree = read_toml(path) if path else {}
     where = str(path) if path else "defaults"
-    if path is not None:
-        try:
-            tree = tomllib.loads(path.read_text())
-        except FileNotFoundError:
-            raise ConfigError(f"{path}: no such file") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"{path}: not valid TOML: {error}") from None
     for override in overrides:
         _override(tree, override)
     return parse_config(tree, where)
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tree of a TOML file. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+
+
 def parse_config(tree: Mapping[str, Any], where: str = "config") -> RunConfig:
     """Validate a tree. ConfigError lists every problem, each with its dotted key."""
+    return parse_section(RunConfig, tree, where)
+
+
+def parse_section(kind: type[S], tree: Mapping[str, Any], where: str) -> S:
+    """Validate a tree as `kind`, which need not be a run's. ConfigError as `parse_config`."""
     try:
-        return RunConfig.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        problems = [_problem(item["loc"], item["type"], item["msg"]) for item in error.errors()]
+        problems = [_problem(kind, item["loc"], item["type"], item["msg"]) for item in error.errors()]
         raise ConfigError(f"{where}: " + "; ".join(problems)) from None
 
 
@@ -131,11 +141,11 @@ def _override(tree: dict[str, Any], text: str) -> None:
     tree[leaf] = value
 
 
-def _problem(loc: tuple[int | str, ...], kind: str, message: str) -> str:
+def _problem(section: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str) -> str:
     dotted = ".".join(str(part) for part in loc)
     if kind != "extra_forbidden":
         return f"{dotted}: {message}" if dotted else message.removeprefix("Value error, ")
-    known = known_keys()
+    known = known_keys(section)
     near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
     if not near:
         last = str(loc[-1])

@@ -1,0 +1,182 @@
+"""Each form at its best on a plan's machines, or why it cannot run there. Called by `choose`.
+
+Invariant: an option's split fits in memory on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import count
+
+from agentrl.core.errors import ConfigError
+from agentrl.plan.choice.forms import Form, Overlap, step_s
+from agentrl.plan.choice.phases import PlanPhases, continuation_s, syncs_of_step, waiting_s
+from agentrl.plan.choice.split import Split, fastest, split_at, split_curve
+from agentrl.plan.choice.staleness import Staleness, staleness_of
+from agentrl.plan.figure import Figure, Input, Quantity, total
+from agentrl.plan.inputs import PlanInput
+from agentrl.plan.ledger import Ledger, Rollout, build_ledger, step_mfu
+
+
+@dataclass(frozen=True)
+class Option:
+    """One form at its best."""
+
+    form: Form
+    step_s: Figure
+    mfu: Figure
+    usd: Figure
+    """All GPUs for one step."""
+    sync_s: Quantity
+    """Of all weight syncs of a step."""
+    rollout: Rollout
+    """On the GPUs that generate in this form."""
+    trainer_gpus: int
+    split: Split | None = None
+    """None when colocated."""
+    curve: tuple[Split, ...] = ()
+    """All splits that were compared."""
+    staleness: Staleness | None = None
+    """None where all samples have the same lag: 0, or 1 in `one_step`."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return self.form.value if self.split is None else f"{self.form} {self.split.label}"
+
+
+@dataclass(frozen=True)
+class Refused:
+    form: Form
+    why: str
+
+
+_NO_LIMIT = 1_000_000
+MOST_DROPPED = 0.9
+"""A form that would drop more of what it samples than this is refused."""
+
+
+def option_of(plan: PlanInput, form: Form) -> Option | Refused:
+    if form.overlap is not Overlap.NONE and plan.form.max_lag == 0:
+        return Refused(form, "form.max_lag: 0 lets no sample be older than the weights it trains; at least 1")
+    try:
+        best = _best(plan, form, None)
+        if form is Form.ASYNC and plan.form.at_limit == "drop":
+            best = _dropping(plan, best)
+        if form is Form.ASYNC and plan.form.at_limit == "wait":
+            best = replace(best, notes=(*best.notes, *_waiting(plan, best)))
+        return replace(best, staleness=_staleness(plan, best)) if form.overlap is Overlap.STREAM else best
+    except ConfigError as error:
+        return Refused(form, error.message)
+
+
+def _best(plan: PlanInput, form: Form, dropped: Quantity | None) -> Option:
+    return _separate(plan, form, dropped) if form.separate else _colocated(plan, form)
+
+
+def _staleness(plan: PlanInput, option: Option) -> Staleness:
+    """Of a streaming form, at its own pace."""
+    syncs = syncs_of_step(plan, option.form)
+    step, pace = option.step_s, option.rollout.decode_step
+    interval = Figure("sync_interval_s", step.value / syncs.value, "s", f"{step.name} / syncs", (step, syncs))
+    if not option.form.separate:
+        busy = option.rollout.throughput
+        formula = f"{pace.name} x {step.name} / {busy.name}"
+        value = pace.value * step.value / busy.value
+        pace = Figure("paused_token_s", value, "s", formula, (pace, step, busy), "generation pauses for training")
+    return staleness_of(plan.workload, pace, interval, plan.form.max_lag, 1 if option.form.separate else 0)
+
+
+def _colocated(plan: PlanInput, form: Form) -> Option:
+    ledger = build_ledger(plan)
+    rollout, sync = ledger.rollout, ledger.sync.chosen(colocated=True)
+    other = ledger.switch
+    if form is Form.COLOCATED_ASYNC:
+        other = total("interruption_s", "s", (ledger.switch, continuation_s(plan, rollout)))
+    step = step_s(form, rollout.throughput, rollout.tail, ledger.training.total, sync, other)
+    return _option(ledger, form, step, sync, rollout, plan.cluster.gpus)
+
+
+def _separate(plan: PlanInput, form: Form, dropped: Quantity | None) -> Option:
+    gpus, phases = plan.cluster.gpus, PlanPhases(plan, form, dropped)
+    if plan.form.rollout_gpus is not None:
+        curve: tuple[Split, ...] = (split_at(form, phases, plan.form.rollout_gpus, gpus - plan.form.rollout_gpus),)
+    else:
+        units = plan.rollout.gpus_per_instance, plan.trainer.model_parallel
+        curve = split_curve(form, phases, gpus, rollout_unit=units[0], trainer_unit=units[1])
+        if not curve:
+            raise ConfigError(
+                f"cluster.gpus: {gpus} cannot be divided into instances of {units[0]} GPUs and a trainer of multiples "
+                f"of {units[1]}; at least {units[0] + units[1]}"
+            )
+    best = fastest(curve)
+    if best is None:
+        raise ConfigError(curve[0].problems[0])
+    rollout = phases.rollout(best.rollout_gpus)
+    option = _option(Ledger(plan), form, best.step_s, best.sync_s, rollout, best.trainer_gpus)
+    return replace(option, split=best, curve=curve, notes=_notes(best, curve, plan.cluster.gpus_per_node))
+
+
+def _option(ledger: Ledger, form: Form, step: Figure, sync: Quantity, rollout: Rollout, trainer_gpus: int) -> Option:
+    mfu = step_mfu(ledger.flops.step, ledger.gpus, ledger.given.peak_flops, step)
+    price = Input("gpu_usd_per_hour", ledger.plan.gpu_usd_per_hour, "$/h", "[cluster] or the table's example price")
+    usd = Figure(
+        f"gpu_usd.{form}",
+        ledger.gpus.value * price.value * step.value / 3600,
+        "$",
+        f"gpus x {price.name} x {step.name} / 3600",
+        (ledger.gpus, price, step),
+    )
+    return Option(form, step, replace(mfu, name=f"step_mfu.{form}"), usd, sync, rollout, trainer_gpus)
+
+
+def _dropping(plan: PlanInput, best: Option) -> Option:
+    """With the share that is dropped and sampled again: more of it makes longer steps, in which less gets too old."""
+    if _staleness(plan, best).dropped_token_share.value == 0:
+        return best
+    low, high = 0.0, MOST_DROPPED
+    for _ in range(10):
+        middle = (low + high) / 2
+        best = _best(
+            plan, best.form, Input("dropped_token_share", middle, "share", "what the limit drops at this step")
+        )
+        low, high = (middle, high) if _staleness(plan, best).dropped_token_share.value > middle else (low, middle)
+    if low > 0.99 * MOST_DROPPED:
+        raise ConfigError(
+            f"form.max_lag: {plan.form.max_lag} drops over {100 * MOST_DROPPED:.0f} % of what {best.form} samples; "
+            "raise it, or set form.at_limit = 'partial'"
+        )
+    return best
+
+
+def _waiting(plan: PlanInput, option: Option) -> tuple[str, ...]:
+    """What a limit that is waited for costs, when it does."""
+    free = _best(_with_limit(plan, _NO_LIMIT), option.form, None)
+    lost, generating = option.step_s.value - free.step_s.value, free.step_s.value - free.sync_s.value
+    if lost < 1e-6 * free.step_s.value:
+        return ()
+    least = next(
+        lag for lag in count(plan.form.max_lag + 1)
+        if waiting_s(plan, option.form, free.rollout, lag).value <= generating
+    )  # fmt: skip
+    return (
+        f"{option.form} waits {lost:.0f} s a step for its longest episode so as not to exceed form.max_lag = "
+        f"{plan.form.max_lag}; from {least} it would not, or with form.at_limit = 'partial'",
+    )
+
+
+def _with_limit(plan: PlanInput, max_lag: int) -> PlanInput:
+    return plan.model_copy(update={"form": plan.form.model_copy(update={"max_lag": max_lag})})
+
+
+def _notes(best: Split, curve: Iterable[Split], node: int) -> tuple[str, ...]:
+    """What stood in the way of a faster split, and what whole nodes cost."""
+    found = []
+    unbound = min(curve, key=lambda split: split.step_s.value)
+    if unbound.step_s.value < best.step_s.value:
+        found.append(f"by time {unbound.label} would take {unbound.step_s.value:.0f} s, but {unbound.problems[0]}")
+    whole = fastest(split for split in curve if split.rollout_gpus % node == 0 and split.trainer_gpus % node == 0)
+    if whole is not None and whole is not best:
+        found.append(f"in whole nodes {whole.label} takes {whole.step_s.value:.0f} s")
+    return tuple(found)

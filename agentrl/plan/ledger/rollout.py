@@ -1,0 +1,199 @@
+"""The rollout of one step on a number of GPUs. Called by the ledger with all of them and by the choice with a part.
+
+Invariant: more GPUs never make a rollout slower, and the tail never shorter.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from agentrl.core.errors import ConfigError
+from agentrl.plan.figure import Figure, Input, Quantity, total
+from agentrl.plan.inputs import PlanInput
+from agentrl.plan.ledger import decode, kv
+from agentrl.plan.ledger.given import Given
+from agentrl.plan.ledger.prefill import Prefill
+from agentrl.plan.ledger.tokens import Tokens
+
+
+class Rollout:
+    def __init__(self, plan: PlanInput, gpus: int, *, colocated: bool = True) -> None:
+        self.plan = plan
+        self.gpus = gpus
+        self.colocated = colocated
+        self.given = Given(plan)
+        self.tokens = Tokens(plan)
+
+    @cached_property
+    def instances(self) -> Figure:
+        """Copies of the weights that decode independently."""
+        gpus, size = self.given.gpus("rollout_gpus", self.gpus), self.given.instance_gpus
+        if gpus.value < size.value:
+            raise ConfigError(f"rollout.gpus_per_instance: {size.value:g} exceeds the rollout's {gpus.value:g} GPUs")
+        return Figure("instances", gpus.value // size.value, "", f"floor({gpus.name} / {size.name})", (gpus, size))
+
+    @cached_property
+    def weight_bytes(self) -> Figure:
+        """Of the engine's copy."""
+        given = self.given
+        size = given.rollout("weight_bytes", "B")
+        value = given.parameters.value * size.value
+        return Figure("engine_weight_bytes", value, "B", f"parameters x {size.name}", (given.parameters, size))
+
+    @cached_property
+    def kv_per_token(self) -> Figure:
+        given = self.given
+        return kv.kv_bytes_per_token(given.layers, given.kv_values, given.rollout("kv_bytes", "B"))
+
+    @cached_property
+    def kv_step(self) -> Figure:
+        """If all episodes of the step were held at their full length."""
+        return kv.kv_bytes("kv_step_bytes", self.tokens.all, self.kv_per_token)
+
+    @cached_property
+    def pool(self) -> Figure:
+        given = self.given
+        resident = given.rollout("resident_bytes", "B") if self.colocated else Input("no_resident_bytes", 0, "B")
+        share = given.rollout("memory_share", "share")
+        pool = kv.pool_bytes(given.instance_gpus, given.memory_bytes, share, resident, self.weight_bytes)
+        needed = self.context.value * self.kv_per_token.value
+        if pool.value < needed:
+            usable = given.memory_bytes.value * share.value - resident.value
+            least = math.ceil((self.weight_bytes.value + needed) / usable) if usable > 0 else math.inf
+            raise ConfigError(
+                f"rollout.gpus_per_instance: {given.instance_gpus.value:g} {self.plan.gpu.name} cannot hold "
+                f"{self.plan.shape.name} ({self.weight_bytes.value / 1e9:.0f} GB) and the KV of one sequence; "
+                f"at least {least}"
+            )
+        return pool
+
+    @cached_property
+    def context(self) -> Figure:
+        """Tokens that a sequence in flight holds: its prompt and, on average, half of what it grows by."""
+        given, work = self.given, self.plan.workload
+        value = work.prompt_tokens.mean + (work.episode_tokens - work.prompt_tokens.mean) / 2
+        formula = "prompt_tokens + (episode_tokens - prompt_tokens) / 2"
+        return Figure("mean_context_tokens", value, "tokens", formula, (given.prompt_tokens, self.tokens.episode))
+
+    @cached_property
+    def capacity(self) -> Figure:
+        """Sequences that an instance can hold."""
+        return kv.concurrency(self.pool, self.context, self.kv_per_token)
+
+    @cached_property
+    def waves(self) -> Figure:
+        return kv.waves(self.given.episodes, self.instances, self.capacity)
+
+    @cached_property
+    def decoding(self) -> Figure:
+        """Sequences that an instance decodes at once: its episodes that are not in their environment, if they fit."""
+        given, limit = self.given, self.plan.rollout.max_sequences
+        share = self._generating_share
+        wanted = given.episodes.value * share.value / self.instances.value
+        parts: list[Quantity] = [self.capacity, given.episodes, share, self.instances]
+        value, formula = (
+            min(self.capacity.value, wanted),
+            "instance_concurrency, episodes x generating_share / instances",
+        )
+        if limit is not None:
+            parts.append(Input("rollout_max_sequences", limit, source="[rollout]"))
+            value, formula = min(value, limit), f"{formula}, rollout_max_sequences"
+        return Figure("decoding_sequences", value, "sequences", f"min({formula})", tuple(parts))
+
+    @cached_property
+    def _generating_share(self) -> Figure:
+        """Of an episode's time, in which an engine decodes for it."""
+        work, given = self.plan.workload, self.given
+        if work.environment_s.mean == 0:
+            return Figure("generating_share", 1.0, "share", "1: no environment", ())
+        if work.turn_generation_s is not None:
+            return decode.measured_generating_share(self._turn_s(self.tail_step), given.environment_s)
+        each = Input("episodes_per_instance", given.episodes.value / self.instances.value)
+        read = kv.kv_bytes("sequence_kv_bytes", self.context, self.kv_per_token)
+        sequence = decode.sequence_s(read, given.instance_gpus, given.memory_rate, given.assumed("memory_efficiency"))
+        return decode.generating_share(each, given.turn_tokens, self.tail_step, sequence, given.environment_s)
+
+    def _turn_s(self, step: Figure) -> Quantity:
+        """Seconds to sample one turn at a given decode step."""
+        measured = self.plan.workload.turn_generation_s
+        if measured is not None:
+            return Input("turn_generation_s", measured, "s", "[workload]")
+        tokens = self.given.turn_tokens
+        return Figure(
+            f"turn_at_{step.name}", tokens.value * step.value, "s", f"{tokens.name} x {step.name}", (tokens, step)
+        )
+
+    @cached_property
+    def _weights_read(self) -> Figure:
+        """Bytes of the weights that a batch reads: with experts, those its tokens are sent to."""
+        shape, size = self.plan.shape, self.given.rollout("weight_bytes", "B")
+        touched = Input("touched_parameters", shape.touched_parameters(self.decoding.value), source=shape.source)
+        value = touched.value * size.value
+        return Figure("weights_read_bytes", value, "B", f"{touched.name} x {size.name}", (touched, size))
+
+    @cached_property
+    def decode_step(self) -> Figure:
+        given = self.given
+        flops = Figure("token_flops", 2 * given.active_parameters.value, "FLOP", "2 x active_parameters",
+                       (given.active_parameters,))  # fmt: skip
+        return decode.decode_step_s(
+            self._weights_read, self.decoding, self.context, self.kv_per_token, given.instance_gpus, given.memory_rate,
+            given.assumed("memory_efficiency"), flops, given.peak_flops,
+        )  # fmt: skip
+
+    @cached_property
+    def full_memory_step(self) -> Figure:
+        given = self.given
+        share = given.rollout("memory_share", "share")
+        return decode.full_memory_step_s(
+            share, given.memory_bytes, given.memory_rate, given.assumed("memory_efficiency")
+        )
+
+    @cached_property
+    def tail_step(self) -> Figure:
+        given = self.given
+        efficiency = given.assumed("memory_efficiency")
+        return decode.tail_step_s(self.weight_bytes, given.instance_gpus, given.memory_rate, efficiency)
+
+    @cached_property
+    def instance_rate(self) -> Figure:
+        return decode.instance_tokens_per_s(self.decoding, self.decode_step)
+
+    @cached_property
+    def decode_busy(self) -> Figure:
+        return decode.decode_busy_s(self.tokens.sampled, self.instances, self.instance_rate)
+
+    @cached_property
+    def prefill(self) -> Prefill:
+        return Prefill(self.plan, self.gpus, self.pool, self.context, self.kv_per_token, self.instances)
+
+    @cached_property
+    def mean_episode(self) -> Figure:
+        """Wall clock of an average episode among the others."""
+        given, turn = self.given, self._turn_s(self.decode_step)
+        value = given.turns.value * (turn.value + given.environment_s.value)
+        formula = f"turns x ({turn.name} + turn_environment_s)"
+        return Figure("mean_episode_s", value, "s", formula, (given.turns, turn, given.environment_s))
+
+    @cached_property
+    def throughput(self) -> Figure:
+        return decode.throughput_s(self.decode_busy, self.prefill.seconds, self.mean_episode)
+
+    @cached_property
+    def tail(self) -> Figure:
+        work, count = self.plan.workload, self.plan.workload.episodes
+        longest = Input("longest_sampled_tokens", work.response_tokens.longest_sum(work.turns, count), "tokens",
+                        "[workload] 1 - 1/episodes quantile")  # fmt: skip
+        mean = Input("mean_sampled_tokens", work.sampled_tokens, "tokens", "[workload]")
+        extra = work.environment_s.longest_sum(work.turns, count) - work.turns * work.environment_s.mean
+        environment = Input("longest_environment_excess_s", max(extra, 0.0), "s", "[workload] 1 - 1/episodes quantile")
+        return decode.tail_s(longest, mean, self.tail_step, environment)
+
+    @cached_property
+    def tail_share(self) -> Figure:
+        return decode.tail_share(self.throughput, self.tail)
+
+    @cached_property
+    def generation(self) -> Figure:
+        return total("generation_s", "s", (self.throughput, self.tail))
