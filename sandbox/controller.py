@@ -175,7 +175,7 @@ class Controller:
                 await self.backend.destroy(record.id)
             else:
                 return
-        await self.backend.create(record.id, record.spec)
+        await self.backend.create(record.id, record.spec, record.owner)
 
     async def _create(self, record: Record, *, warm: bool) -> None:
         """Placed and recorded at once: a crash between the two is what the sweep is for."""

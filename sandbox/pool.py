@@ -52,8 +52,8 @@ class Pool:
         return self.making.union(*(shape.ready for shape in self._shapes.values()))
 
     def take(self, spec: SandboxSpec) -> str:
-        """The id of a sandbox of this shape, now the caller's; "" when there is none. Remembers the shape."""
-        if not self._size:
+        """The id of a sandbox of this shape, now the caller's; "" when there is none. Remembers shapes, but no snapshot."""
+        if not self._size or spec.snapshot:
             return ""
         bare = spec.model_copy(update={"files": {}})
         name = bare.model_dump_json()
@@ -95,7 +95,7 @@ class Pool:
         sandbox_id = new_id()
         self.making.add(sandbox_id)
         try:
-            await self._backend.create(sandbox_id, shape.spec)
+            await self._backend.create(sandbox_id, shape.spec, "")
             shape.ready[sandbox_id] = time.monotonic()
         except AgentRLError as error:
             log.warning("no sandbox was made ahead: %s", error.message)

@@ -122,7 +122,7 @@ async def test_killed_fork_server_loses_its_sandboxes_and_is_replaced(tmp_path: 
 async def test_a_fork_server_without_a_controller_outlives_its_last_sandbox_only_shortly(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path / "sandbox", idle_s=0.3)
     await backend.start(lambda sandbox_id, cause: None)
-    await backend.create("sb-left-behind", SPEC.model_copy(update={"ttl_s": 0.5}))
+    await backend.create("sb-left-behind", SPEC.model_copy(update={"ttl_s": 0.5}), "test")
     server = fork_server(tmp_path)
     (init,) = server.children()
     await backend.detach()

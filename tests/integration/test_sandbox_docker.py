@@ -63,7 +63,7 @@ async def test_an_image_without_python_is_unsupported(backend: DockerBackend, cl
     client.api.import_image_from_data(archive.getvalue(), repository=BARE.split(":")[0], tag="1")
     try:
         with pytest.raises(Unsupported, match="python3"):
-            await backend.create("sb-bare", SandboxSpec(image=BARE))
+            await backend.create("sb-bare", SandboxSpec(image=BARE), "test")
         await backend.destroy("sb-bare")
     finally:
         client.images.remove(BARE)
@@ -72,7 +72,7 @@ async def test_an_image_without_python_is_unsupported(backend: DockerBackend, cl
 
 async def test_an_image_that_is_not_there_is_the_callers_doing(backend: DockerBackend) -> None:
     with pytest.raises(SandboxError, match="agentrl-no-such-image") as missing:
-        await backend.create("sb-none", SandboxSpec(image="agentrl-no-such-image:1"))
+        await backend.create("sb-none", SandboxSpec(image="agentrl-no-such-image:1"), "test")
     assert (missing.value.blame, missing.value.ran) == (Blame.CALLER, Ran.NO)
 
 
@@ -81,7 +81,7 @@ async def test_a_container_that_cannot_serve_is_an_error_with_its_output(tmp_pat
     backend = DockerBackend(tmp_path, config.model_copy(update={"python": "id"}))
     await backend.start(lambda sandbox_id, cause: None)
     with pytest.raises(SandboxError, match="id: ") as broken:
-        await backend.create("sb-broken", SandboxSpec())
+        await backend.create("sb-broken", SandboxSpec(), "test")
     assert broken.value.ran is Ran.NO
     await backend.destroy("sb-broken")
     assert not (await backend.inventory()).live
@@ -90,7 +90,7 @@ async def test_a_container_that_cannot_serve_is_an_error_with_its_output(tmp_pat
 
 
 async def test_pause_and_resume_and_destroy_while_paused(backend: DockerBackend) -> None:
-    await backend.create("sb-p", SandboxSpec())
+    await backend.create("sb-p", SandboxSpec(), "test")
     await run(backend, "sb-p", "sh", "-c", "echo kept > a")
     await backend.pause("sb-p")
     asking = asyncio.create_task(run(backend, "sb-p", "cat", "a"))
@@ -111,7 +111,7 @@ async def test_a_controller_adopts_its_own_and_touches_nothing_else(
     folder = tmp_path / "one"
     first = DockerBackend(folder, config)
     await first.start(lambda sandbox_id, cause: None)
-    await first.create("sb-mine", SandboxSpec())
+    await first.create("sb-mine", SandboxSpec(), "test")
     await run(first, "sb-mine", "sh", "-c", "echo kept > a")
     mine = (folder / "controller").read_text()
     labels = {CONTROLLER: mine, SANDBOX: "sb-half"}
@@ -140,7 +140,7 @@ async def test_a_named_network_reaches_the_container(tmp_path: Path, config: Doc
     backend = DockerBackend(tmp_path, config.model_copy(update={"network": network.name}))
     try:
         await backend.start(lambda sandbox_id, cause: None)
-        await backend.create("sb-net", SandboxSpec())
+        await backend.create("sb-net", SandboxSpec(), "test")
         assert b"eth0" in (await run(backend, "sb-net", "cat", "/proc/net/dev")).stdout
     finally:
         await backend.stop()

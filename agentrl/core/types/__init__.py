@@ -16,6 +16,7 @@ from agentrl.core.types.sandbox import (
     SandboxSpec,
     SandboxState,
     SandboxView,
+    Snapshot,
 )
 from agentrl.core.types.task import Demonstration, Limits, Message, Task, Tool, ToolCall, ToolResult
 from agentrl.core.types.trajectory import Provenance, SessionGrant, SessionRequest, Trajectory
@@ -49,6 +50,7 @@ __all__ = [
     "Scored",
     "SessionGrant",
     "SessionRequest",
+    "Snapshot",
     "Stop",
     "Task",
     "TensorEntry",

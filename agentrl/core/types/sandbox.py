@@ -21,6 +21,8 @@ class SandboxLimits(Value):
 class SandboxSpec(Value):
     image: str = ""
     """Empty means the backend's default (on `local`: the host's own read-only root)."""
+    snapshot: str = ""
+    """Id of a snapshot whose files take the place of the image's; `files` are written over them."""
     files: Mapping[str, str] = Field(default_factory=dict)
     """Text files to write before READY; paths are relative to `workdir` or absolute."""
     workdir: str = "/work"
@@ -55,6 +57,20 @@ class SandboxView(Value):
     """Unix seconds at which the lease ends."""
     cause: str = ""
     """Evidence, in FAILED, LOST and CLOSED."""
+
+
+class Snapshot(Value):
+    """The files of a sandbox as they were, to create others from."""
+
+    id: str
+    owner: str
+    """Of the sandbox; sandboxes of its tenant may begin from it."""
+    sandbox: str
+    """Where its files come from."""
+    created_at: float
+    """Unix seconds."""
+    deadline: float
+    """Unix seconds at which it is forgotten."""
 
 
 class ExecRequest(Value):

@@ -141,7 +141,9 @@ class DockerBackend:
 
     # --- create and destroy --------------------------------------------------------------------
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+    async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
+        if spec.snapshot:
+            raise Unsupported("the docker backend makes no snapshots to begin from")
         image = image_of(spec, self.config)
         died = self._starting[sandbox_id] = asyncio.get_running_loop().create_future()
         handoff = Handoff(self.folder, self._folder_fd, sandbox_id)
@@ -347,6 +349,12 @@ class DockerBackend:
 
     async def resume(self, sandbox_id: str) -> None:
         await self.engine.call("unpause", self._container(sandbox_id))
+
+    async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None:
+        raise Unsupported("the docker backend makes no snapshots")
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        """There are none."""
 
     def _container(self, sandbox_id: str) -> str:
         container = self._containers.get(sandbox_id)

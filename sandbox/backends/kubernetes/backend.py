@@ -138,7 +138,9 @@ class KubernetesBackend:
 
     # --- sandboxes -----------------------------------------------------------------------------
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+    async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
+        if spec.snapshot:
+            raise Unsupported("Kubernetes makes no snapshots of pods to begin from")
         if not (spec.image or self._config.image):
             raise Unsupported("the spec names no image and sandbox.kubernetes.image is not set")
         cluster, watch = self._connected()
@@ -219,6 +221,12 @@ class KubernetesBackend:
 
     async def resume(self, sandbox_id: str) -> None:
         raise Unsupported("Kubernetes cannot resume a pod")
+
+    async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None:
+        raise Unsupported("Kubernetes makes no snapshots of pods")
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        """There are none."""
 
     # --- how a pod comes to serve --------------------------------------------------------------
 

@@ -138,9 +138,11 @@ class LocalBackend:
             raise SandboxError(f"local backend, {op} {fields.get('id', '')}: {answer['error']}", ran=Ran.NO)
         return answer
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+    async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
         if spec.image:
             raise Unsupported(f"the local backend has no images, but the spec asks for {spec.image!r}")
+        if spec.snapshot:
+            raise Unsupported("the local backend cannot create from a snapshot")
         await self._ask("create", id=sandbox_id, spec=spec.model_dump())
         self._placed.add(sandbox_id)
 
@@ -160,6 +162,12 @@ class LocalBackend:
 
     async def resume(self, sandbox_id: str) -> None:
         raise Unsupported("the local backend cannot resume a sandbox")
+
+    async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None:
+        raise Unsupported("the local backend makes no snapshots")
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        """There are none."""
 
     async def stop(self) -> None:
         self._placed = set()

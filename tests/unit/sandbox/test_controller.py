@@ -37,7 +37,7 @@ class FailingBackend:
 
     async def stop(self) -> None: ...
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+    async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
         self.placed.add(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -55,6 +55,10 @@ class FailingBackend:
     async def pause(self, sandbox_id: str) -> None: ...
 
     async def resume(self, sandbox_id: str) -> None: ...
+
+    async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None: ...
+
+    async def forget_snapshot(self, snapshot_id: str) -> None: ...
 
     def _fail(self, operation: str) -> None:
         if operation in self.failures:
