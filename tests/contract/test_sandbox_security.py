@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sandboxes import TOKEN, sandbox_config, service, sh
+from sandboxes import TOKEN, sh
 
 from agentrl.core.config import SandboxConfig
 from agentrl.core.errors import SandboxFileError, Unauthorized
@@ -16,15 +15,6 @@ from agentrl.core.http import Service, serving
 from agentrl.core.types import ExecRequest, SandboxSpec
 from sandbox.api import create_sandbox_app
 from sandbox.client import SandboxClient
-
-
-@pytest.fixture(params=["local", "docker"])
-async def client(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[SandboxClient]:
-    monkeypatch.setenv("AGENTRL_TEST_SECRET", "of the controller")
-    async with service(tmp_path, sandbox_config(request.param)) as made:
-        yield made
 
 
 async def test_no_network(client: SandboxClient) -> None:
@@ -79,27 +69,6 @@ async def test_the_runtime_cannot_be_traced_or_read(client: SandboxClient) -> No
     async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
         for path in ("/proc/1/mem", "/proc/1/environ", "/proc/1/fd/0", "/proc/1/root/etc/passwd"):
             assert (await sandbox.exec(sh(f"cat {path}"))).exit_code != 0, path
-
-
-async def test_symlinks_do_not_lead_relative_paths_out(client: SandboxClient) -> None:
-    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
-        await sandbox.exec(sh("ln -s /etc/hostname link; ln -s /tmp dir; ln -s ok inside; echo fine > ok"))
-        for path in ("link", "dir/x", "dir/../dir/x"):
-            with pytest.raises(SandboxFileError):
-                await sandbox.read(path)
-            with pytest.raises(SandboxFileError):
-                await sandbox.write(path, b"x")
-        assert await sandbox.read("inside") == b"fine\n"
-
-
-async def test_a_fifo_or_device_does_not_stop_the_runtime(client: SandboxClient) -> None:
-    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
-        await sandbox.exec(sh("mkfifo pipe"))
-        for path in ("pipe", "/dev/zero", "/work"):
-            with pytest.raises(SandboxFileError):
-                await sandbox.read(path)
-            with pytest.raises(SandboxFileError):
-                await sandbox.write(path, b"x")
 
 
 async def test_wrong_token_is_401(tmp_path: Path) -> None:

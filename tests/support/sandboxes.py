@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -15,13 +16,17 @@ from typing import Any
 import psutil
 import pytest
 
-from agentrl.core.config import DockerConfig, SandboxConfig
+from agentrl.core.config import DockerConfig, KubernetesConfig, SandboxConfig
 from agentrl.core.http import free_port, serving
-from agentrl.core.types import ExecRequest
+from agentrl.core.protocols import Sandbox
+from agentrl.core.types import ExecRequest, SandboxSpec
 from sandbox.api import create_sandbox_app
 from sandbox.client import SandboxClient
 
 TOKEN = "sandbox-test-token"
+REAL = ("local", "docker", "kubernetes")
+"""The backends; `sandbox_config` skips what this machine has not."""
+SPEC = SandboxSpec(files={"note.txt": "hello\n"}, ttl_s=60.0)
 SERVE = """
 import json, sys
 import uvloop
@@ -40,7 +45,15 @@ def sh(script: str, *, timeout_s: float = 20.0, stdin: bytes = b"", cap_bytes: i
     return ExecRequest(argv=("sh", "-c", script), timeout_s=timeout_s, stdin=stdin, cap_bytes=cap_bytes)
 
 
+async def pids(sandbox: Sandbox, program: str) -> list[str]:
+    """The last argument of every live process of a program, this question's own left out."""
+    script = "for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done"
+    lines = (await sandbox.exec(sh(script))).stdout.decode().splitlines()
+    return sorted(words[-1] for line in lines if (words := line.split()) and words[0] == program and script not in line)
+
+
 DOCKER = "AGENTRL_TEST_DOCKER"
+KUBECONFIG, KUBE_IMAGE = "AGENTRL_TEST_KUBECONFIG", "AGENTRL_TEST_KUBE_IMAGE"
 
 
 def sandbox_config(backend: str, **settings: Any) -> SandboxConfig:
@@ -51,6 +64,18 @@ def sandbox_config(backend: str, **settings: Any) -> SandboxConfig:
                 f"set {DOCKER} to an image with sh and python3 of a running Docker Engine to run this test on it"
             )
         settings["docker"] = DockerConfig(image=os.environ[DOCKER], pull="never")
+    if backend == "kubernetes":
+        if KUBECONFIG not in os.environ:
+            pytest.skip(
+                f"set {KUBECONFIG} to the kubeconfig of a cluster with a namespace agentrl-sandboxes, whose pod IPs "
+                f"are reachable from here, and {KUBE_IMAGE} to an image with sh and python3 to run this test on it"
+            )
+        settings["kubernetes"] = KubernetesConfig(
+            kubeconfig=os.environ[KUBECONFIG],
+            image=os.environ[KUBE_IMAGE],
+            controller=f"test-{uuid.uuid4().hex[:8]}",
+            request_share=0.05,
+        )
     return SandboxConfig.model_validate({"backend": backend, **settings})
 
 
