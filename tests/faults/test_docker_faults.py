@@ -162,9 +162,10 @@ class PrivateEngine:
 
     def start(self) -> None:
         with (self.folder / "log").open("ab") as log:
+            # In a network of its own, since `--bridge=none` removes the bridge that the machine's other engine uses.
             self._process = subprocess.Popen(
-                ["dockerd", "--host", self.host, "--data-root", f"{self.folder}/data", "--exec-root",
-                 f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid", "--bridge=none", "--iptables=false",
+                ["unshare", "--net", "dockerd", "--host", self.host, "--data-root", f"{self.folder}/data",
+                 "--exec-root", f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid", "--bridge=none", "--iptables=false",
                  *self.flags],
                 stdout=log, stderr=log,
             )  # fmt: skip
