@@ -165,8 +165,8 @@ class PrivateEngine:
             # In a network of its own, since `--bridge=none` removes the bridge that the machine's other engine uses.
             self._process = subprocess.Popen(
                 ["unshare", "--net", "dockerd", "--host", self.host, "--data-root", f"{self.folder}/data",
-                 "--exec-root", f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid", "--bridge=none", "--iptables=false",
-                 *self.flags],
+                 "--exec-root", f"{self.folder}/exec", "--pidfile", f"{self.folder}/pid", "--bridge=none",
+                 "--iptables=false", *self.flags],
                 stdout=log, stderr=log,
             )  # fmt: skip
         until(lambda: self.docker("info").returncode == 0)
