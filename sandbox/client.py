@@ -60,6 +60,10 @@ class RemoteSandbox(PassedCalls):
                     return parse(ExecResult, found)
                 except NotFound:
                     sent_in_vain = True
+                except SandboxLost as lost:
+                    # Asking did nothing, but what was sent before may have run.
+                    lost.ran = Ran.MAYBE
+                    raise
             try:
                 headers = {"idempotency-key": key, "content-type": "application/json"}
                 answer = await self._client.send(

@@ -143,3 +143,24 @@ def is_fork_server(process: psutil.Process) -> bool:
         return "sandbox.backends.local.forkserver" in process.cmdline() and process.ppid() == 1
     except psutil.NoSuchProcess:
         return False
+
+
+async def end_runtime(backend: str, folder: Path, sandbox_id: str) -> None:
+    """Kill the first process of a sandbox from outside, as an operator or the kernel would."""
+    if backend == "local":
+        (init,) = fork_server(folder).children()
+        init.kill()
+        return
+    import docker
+
+    def kill() -> None:
+        engine = docker.APIClient()
+        try:
+            # Of a pod on this machine's engine, the container has the pod's name in its own.
+            found = engine.containers(filters={"name": sandbox_id})
+            (container,) = (c["Id"] for c in found if not c["Names"][0].startswith("/k8s_POD_"))
+            engine.kill(container)
+        finally:
+            engine.close()
+
+    await asyncio.to_thread(kill)
