@@ -8,6 +8,7 @@ SPECS: tuple[MetricSpec, ...] = (
     MetricSpec("sandbox/live_sandboxes", "gauge", "sandboxes that have not ended"),
     MetricSpec("sandbox/state_sandboxes", "gauge", "live sandboxes by state, at the last sweep", labels=("state",)),
     MetricSpec("sandbox/oldest_seconds", "gauge", "age of the oldest live sandbox, at the last sweep"),
+    MetricSpec("sandbox/kept_snapshots", "gauge", "snapshots that sandboxes can begin from"),
     MetricSpec("sandbox/warm_sandboxes", "gauge", "sandboxes made ahead that nobody has yet"),
     MetricSpec("sandbox/warm_total", "counter", "creations by whether the pool had one", labels=("outcome",)),
     MetricSpec("sandbox/isolated_info", "gauge", "1 when sandboxes are kept apart by the kernel, 0 when they are NOT"),

@@ -52,7 +52,7 @@ class Pool:
         return self.making.union(*(shape.ready for shape in self._shapes.values()))
 
     def take(self, spec: SandboxSpec) -> str:
-        """The id of a sandbox of this shape, now the caller's; "" when there is none. Remembers shapes, but no snapshot."""
+        """The id of a sandbox of this shape, now the caller's; "" when there is none. Remembers the shape."""
         if not self._size or spec.snapshot:
             return ""
         bare = spec.model_copy(update={"files": {}})

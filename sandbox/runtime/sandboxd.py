@@ -41,6 +41,8 @@ from sandbox.runtime.wire import Connection, Refused
 
 C = TypeVar("C", bound=Command)
 
+FROZEN_S = 2.0
+"""How late a turn of the loop must come to mean that we were paused."""
 GRACE_S = 5.0
 """Seconds after the lease's end until the sandbox ends itself; the controller closes it before."""
 KEPT_RESULTS, KEPT_BYTES = 512, 8 << 20
@@ -117,8 +119,12 @@ class Daemon:
             self._selector.unregister(fd)
 
     def serve(self) -> NoReturn:
+        wake = float("inf")
         while True:
             now = time.monotonic()
+            if now > wake + FROZEN_S:
+                # The controller looked after the lease while we could not, and will tell us when it ends.
+                self.extend()
             # A running command holds the lease until its own deadline.
             if now > GRACE_S + max([self._lease, *(c.deadline for c in self.running.values() if c.holds_lease)]):
                 self.exit(LEASE_ENDED)
