@@ -75,6 +75,8 @@ class Cluster:
 
     async def close(self) -> None:
         await self._client.close()
+        # Connections that were aborted end in the loop's next turn.
+        await asyncio.sleep(0)
 
     @asynccontextmanager
     async def _sent(
@@ -100,6 +102,9 @@ class Cluster:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ServiceUnavailable(f"{what}: {type(error).__name__}: {error}", ran=ran) from error
         finally:
+            # Unread to its end, e.g. a watch: closed gently, TLS would wait for the server's word.
+            if response.connection is not None and response.connection.transport is not None:
+                response.connection.transport.abort()
             response.close()
 
     async def call(
