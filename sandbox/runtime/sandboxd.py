@@ -274,7 +274,7 @@ class Daemon:
                 del self._by_key[key]
                 self._forgotten[key] = None
 
-    def spawn(self, request: dict[str, Any], marker: str, stdio: tuple[int, ...]) -> int:
+    def spawn(self, request: dict[str, Any], marker: str, stdio: tuple[int, ...], tty: str = "") -> int:
         argv, user = request["argv"], request.get("user", "")
         if not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError("argv must be a list of strings that is not empty")
@@ -286,7 +286,7 @@ class Daemon:
         self._set_oom_score(min(1000, self._own_oom_score + 500))
         try:
             cwd = self.files.real(request.get("cwd") or self.config.workdir)
-            return spawn(argv, env, cwd, stdio, user)
+            return spawn(argv, env, cwd, stdio, user, tty)
         finally:
             self._set_oom_score(self._own_oom_score)
 

@@ -17,6 +17,7 @@ from agentrl.core.types.sandbox import (
     SandboxState,
     SandboxView,
     Snapshot,
+    TerminalSize,
 )
 from agentrl.core.types.task import Demonstration, Limits, Message, Task, Tool, ToolCall, ToolResult
 from agentrl.core.types.trajectory import Provenance, SessionGrant, SessionRequest, Trajectory
@@ -54,6 +55,7 @@ __all__ = [
     "Stop",
     "Task",
     "TensorEntry",
+    "TerminalSize",
     "Timings",
     "Tool",
     "ToolCall",

@@ -102,6 +102,11 @@ class ExecResult(Value):
     duration_s: float = 0.0
 
 
+class TerminalSize(Value):
+    rows: int = Field(24, gt=0, lt=1 << 16)
+    columns: int = Field(80, gt=0, lt=1 << 16)
+
+
 class ProcessRequest(Value):
     """A process to start and follow; it ends with the sandbox at the latest."""
 
@@ -109,6 +114,8 @@ class ProcessRequest(Value):
     stdin: bytes = b""
     interactive: bool = False
     """Keep stdin open for more after `stdin`."""
+    tty: TerminalSize | None = None
+    """Run it in a terminal of that size: it is interactive, and all its output is stdout."""
     cwd: str = ""
     env: Mapping[str, str] = Field(default_factory=dict)
     user: str = ""
