@@ -108,7 +108,7 @@ class DockerConfig(Section):
 
 
 class KubernetesConfig(Section):
-    """How `sandbox.backend = "kubernetes"` places sandboxes; the controller must reach pod IPs."""
+    """How `sandbox.backend = "kubernetes"` places sandboxes."""
 
     kubeconfig: str = ""
     """Path; empty means the pod's service account when the controller runs in one, or else ~/.kube/config."""
@@ -134,6 +134,9 @@ class KubernetesConfig(Section):
     """NetworkPolicy egress rules; empty means none."""
     ingress_from: tuple[Mapping[str, Any], ...] = ()
     """NetworkPolicy peers that may reach sandboxd; empty means all, who then still need its token."""
+    way_in: Literal["auto", "ip", "exec"] = "auto"
+    """How commands come in: at a pod's IP, or through the API server's exec, which is slower and its server's load.
+    `auto` is by IP until the network says that there is no way."""
     template: Mapping[str, Any] = Field(default_factory=dict)
     """Partial pod merged over ours; its first container is merged into the sandbox's, further ones are added."""
     max_age_s: int = Field(86_400, gt=0)

@@ -32,6 +32,7 @@ from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
 from sandbox.backends.kubernetes import manifests, pods
 from sandbox.backends.kubernetes.cluster import Cluster, Object, pause_between_tries
+from sandbox.backends.kubernetes.reach import Reach
 from sandbox.backends.kubernetes.watch import PodWatch
 from sandbox.channel import Channel, Stream
 
@@ -41,7 +42,6 @@ NETWORKING = "networking.k8s.io/v1"
 GRACE_S = 1
 FORCE_AFTER_S = 30.0
 """Seconds that a node has to confirm a deletion before the pod is removed without it."""
-CONNECT_S = 5.0
 END_S = 1.0
 """Seconds that a runtime has to end itself; its pod is being deleted anyway."""
 CONFLICTS = 6
@@ -58,6 +58,7 @@ class KubernetesBackend:
         self.isolation = config.runtime_class or "containers"
         self._cluster: Cluster | None = None
         self._watch: PodWatch | None = None
+        self._reach = Reach(config)
         self._owner_uid = ""
         self._runtime: Object = {}
         self._ended: Ended = lambda sandbox_id, cause: None
@@ -129,6 +130,7 @@ class KubernetesBackend:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._reach.close()
         await watch.stop()
         await cluster.close()
         self._cluster = self._watch = None
@@ -169,9 +171,12 @@ class KubernetesBackend:
         self._destroying.add(sandbox_id)
         try:
             known = watch.pods.get(sandbox_id)
-            graceful = known is None or not pods.node_is_gone(known)
-            if not (graceful and await self._deleted(sandbox_id, GRACE_S)):
+            # A pod that cannot start has nothing that its node could end, and a lost node ends nothing.
+            graceful = known is None or not (pods.node_is_gone(known) or pods.broken(known))
+            if graceful and not await self._deleted(sandbox_id, GRACE_S):
                 log.warning("pod %s: its node does not confirm the deletion, so it is removed without", sandbox_id)
+                graceful = False
+            if not graceful:
                 await self._deleted(sandbox_id, 0)
                 watch.forget(sandbox_id)
         finally:
@@ -218,7 +223,7 @@ class KubernetesBackend:
         return Inventory(live=frozenset(live), ended=dict(self._causes))
 
     def channel(self, sandbox_id: str) -> Channel:
-        _, watch = self._connected()
+        cluster, watch = self._connected()
         made = watch.pods.get(sandbox_id)
 
         async def connect() -> Stream:
@@ -226,8 +231,7 @@ class KubernetesBackend:
             host = pods.address(pod) if pod is not None else None
             if host is None:
                 raise ConnectionError("its pod does not run")
-            async with asyncio.timeout(CONNECT_S):
-                return await asyncio.open_connection(host, manifests.PORT)
+            return await self._reach.connect(cluster, sandbox_id, host)
 
         return Channel(sandbox_id, connect, token=pods.token(made) if made is not None else "")
 
@@ -252,6 +256,8 @@ class KubernetesBackend:
         def progress(pod: Object | None) -> str | None:
             if pod is None:
                 raise SandboxError(f"pod {sandbox_id} was deleted before it ran", ran=Ran.NO)
+            if (lacking := pods.lacks_interpreter(pod)) is not None:
+                raise Unsupported(f"the image has no {self._config.python}, which sandboxes need: {lacking}")
             why = pods.ended(pod) or pods.broken(pod)
             if why is not None:
                 raise SandboxError(f"pod {sandbox_id} did not start: {why}", ran=Ran.NO)

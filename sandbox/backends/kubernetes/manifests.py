@@ -51,10 +51,11 @@ def owner(controller: str) -> Object:
 
 
 def runtime(controller: str, owner_uid: str) -> Object:
-    """The ConfigMap with the runtime's files, named by their content: pods of another version keep theirs."""
+    """The ConfigMap with the runtime's files, named by their content, since pods of another version keep theirs, and
+    by its owner: that of an owner before is being collected."""
     folder = Path(sandbox.runtime.__file__).parent
     files = {f"sandbox.runtime.{path.stem}.py": path.read_text() for path in sorted(folder.glob("*.py"))}
-    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([owner_uid, files]).encode()).hexdigest()[:12]
     made = _object("v1", "ConfigMap", f"agentrl-runtime-{controller}-{digest}", controller, owner_uid)
     return made | {"data": files, "immutable": True}
 
@@ -138,6 +139,8 @@ def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: st
         "resources": _resources(spec, config.request_share),
         "securityContext": security,
         "volumeMounts": mounts,
+        # A runtime that cannot start has said why.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 

@@ -16,6 +16,10 @@ BROKEN = frozenset(
     }
 )  # fmt: skip
 """Reasons for which a container waits in vain."""
+NO_PROGRAM = ("executable file not found", "no such file or directory")
+"""As runc and its like word it."""
+SAID = 400
+"""Characters of a container's last words that a cause quotes."""
 NODE_GONE = frozenset({"NodeLost", "DeletionByTaintManager", "TaintManagerEviction"})
 """Reasons that mean: nobody is left on the node to confirm that the pod ended."""
 
@@ -49,6 +53,12 @@ def broken(pod: Object) -> str | None:
     if waiting.get("reason") in BROKEN:
         return f"{waiting['reason']}: {waiting.get('message', 'no further reason given')}"
     return None
+
+
+def lacks_interpreter(pod: Object) -> str | None:
+    """What the container runtime says when the image has no such program to execute."""
+    message = str(_container(pod).get("terminated", {}).get("message", ""))
+    return message if "exec" in message and any(sign in message for sign in NO_PROGRAM) else None
 
 
 def unschedulable(pod: Object) -> str | None:
@@ -116,4 +126,7 @@ def _terminated(state: Object) -> str:
         return "its pod ran out of memory (OOMKilled)"
     if state.get("exitCode") == LEASE_ENDED:
         return "the lease ended"
-    return f"its container ended with {state.get('exitCode')} ({state.get('reason', 'no reason')})"
+    said = str(state.get("message", "")).strip()[-SAID:]
+    return (
+        f"its container ended with {state.get('exitCode')} ({state.get('reason', 'no reason')}){said and f': {said}'}"
+    )

@@ -1,0 +1,128 @@
+"""The Kubernetes backend by itself on a real cluster: the ways to a pod, what images lack, what a cluster cannot do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import pytest
+from sandboxes import sandbox_config
+
+from agentrl.core.config import KubernetesConfig
+from agentrl.core.errors import Ran, ServiceUnavailable, Unsupported
+from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
+from sandbox.backends.kubernetes import pods
+from sandbox.backends.kubernetes.backend import KubernetesBackend
+from sandbox.channel import Channel
+
+SPEC = SandboxSpec(files={"note.txt": "hello\n"})
+WHO = ExecRequest(argv=("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
+
+
+@pytest.fixture
+def config() -> KubernetesConfig:
+    return sandbox_config("kubernetes").kubernetes
+
+
+@asynccontextmanager
+async def started(config: KubernetesConfig, **changes: Any) -> AsyncIterator[KubernetesBackend]:
+    backend = KubernetesBackend(config.model_copy(update=changes))
+    await backend.start(lambda sandbox_id, cause: None)
+    try:
+        yield backend
+    finally:
+        await backend.stop()
+
+
+async def run(channel: Channel, request: ExecRequest, key: str) -> ExecResult:
+    answer = await channel.request("POST", "/exec", body=request.model_dump_json().encode(), key=key)
+    assert answer.status == 200, answer.body
+    return ExecResult.model_validate_json(answer.body)
+
+
+def address(backend: KubernetesBackend, name: str) -> str:
+    assert backend._watch is not None
+    found = pods.address(backend._watch.pods[name])
+    assert found is not None
+    return found
+
+
+@contextmanager
+def no_route(*hosts: str) -> Iterator[None]:
+    """As a network policy or a missing route would have it, whose router says so."""
+    for host in hosts:
+        subprocess.run(["ip", "route", "add", "unreachable", f"{host}/32"], check=True)
+    try:
+        yield
+    finally:
+        for host in hosts:
+            subprocess.run(["ip", "route", "del", "unreachable", f"{host}/32"], check=True)
+
+
+async def test_by_exec_everything_goes_as_by_ip(config: KubernetesConfig) -> None:
+    async with started(config, way_in="exec") as backend:
+        await backend.create("by-exec", SPEC, "test")
+        channel = backend.channel("by-exec")
+        said = (await run(channel, WHO, "a")).stdout
+        assert said.count(b"carry import main") == 1, "it shows which way this came"
+        data = os.urandom(1 << 20) * 8
+        echoed = await run(channel, ExecRequest(argv=("cat",), stdin=data, cap_bytes=len(data)), "b")
+        assert echoed.stdout == data
+        channel.close()
+        other = backend.channel("by-exec")
+        assert (await run(other, WHO, "c")).stdout.count(b"carry import main") == 1, "the first one's carrier has ended"
+        spy = "for p in /proc/[0-9]*; do ls $p/fd; head -c 1 $p/environ; head -c 1 $p/mem; done > /dev/null"
+        refused = (await run(other, ExecRequest(argv=("sh", "-c", spy)), "d")).stderr
+        assert refused.count(b"ermission denied") == 6, "neither the runtime nor the carrier can be read"
+        other.close()
+
+
+async def test_a_task_that_kills_the_carrier_breaks_a_connection_and_no_more(config: KubernetesConfig) -> None:
+    async with started(config, way_in="exec") as backend:
+        await backend.create("killer", SPEC, "test")
+        channel = backend.channel("killer")
+        with pytest.raises(ServiceUnavailable) as broken:
+            await run(channel, ExecRequest(argv=("sh", "-c", "kill -9 -1; kill -9 $$")), "k")
+        assert broken.value.ran is Ran.MAYBE
+        answer = await channel.request("GET", "/exec?key=k")
+        assert ExecResult.model_validate_json(answer.body).status == "SIGNALED"
+        channel.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="run as root, so that the test can take a pod's route away")
+async def test_where_pod_ips_cannot_be_reached_it_goes_by_exec(config: KubernetesConfig) -> None:
+    async with started(config) as backend, started(config, way_in="ip", controller=f"{config.controller}-ip") as by_ip:
+        await backend.create("no-route", SPEC, "test")
+        await by_ip.create("no-route-ip", SPEC, "test")
+        with no_route(address(backend, "no-route"), address(by_ip, "no-route-ip")):
+            channel, refused = backend.channel("no-route"), by_ip.channel("no-route-ip")
+            assert b"carry import main" in (await run(channel, WHO, "a")).stdout
+            with pytest.raises(ServiceUnavailable) as lost:
+                await run(refused, WHO, "a")
+            assert lost.value.ran is Ran.NO
+            channel.close()
+
+
+async def test_an_image_without_python_is_unsupported(config: KubernetesConfig) -> None:
+    async with started(config, python="python9") as backend:
+        with pytest.raises(Unsupported, match="image has no python9"):
+            await backend.create("no-python", SPEC, "test")
+
+
+async def test_an_image_that_is_nowhere_says_so(config: KubernetesConfig) -> None:
+    async with started(config, pull="Never") as backend:
+        with pytest.raises(Exception, match="ErrImageNeverPull"):
+            await backend.create("no-image", SPEC.model_copy(update={"image": "registry.local/nowhere:1"}), "test")
+
+
+async def test_what_a_cluster_cannot_do_is_unsupported(config: KubernetesConfig) -> None:
+    async with started(config) as backend:
+        for attempt in (backend.pause("x"), backend.resume("x"), backend.snapshot("x", "y")):
+            with pytest.raises(Unsupported, match="Kubernetes"):
+                await attempt
+        with pytest.raises(Unsupported, match="snapshots"):
+            await backend.create("x", SPEC.model_copy(update={"snapshot": "y"}), "test")
+        await backend.forget_snapshot("y")
