@@ -51,7 +51,7 @@ def leave() -> None:
 
 def make_backend(config: SandboxConfig, folder: Path) -> Backend:
     if config.backend == "local":
-        return LocalBackend(folder, require_isolation=config.require_isolation)
+        return LocalBackend(folder, require_isolation=config.require_isolation, require_cgroups=config.require_cgroups)
     if config.backend == "kubernetes":
         return KubernetesBackend(config.kubernetes, require_isolation=config.require_isolation)
     if config.backend == "docker":

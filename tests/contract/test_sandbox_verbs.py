@@ -15,11 +15,11 @@ from agentrl.core.errors import Conflict, NotFound, Ran, SandboxLost, Unsupporte
 from agentrl.core.types import ExecRequest, ProcessRequest, SandboxState
 from agentrl.testing.sandbox import InMemorySandboxes
 
-PAUSES = ("memory",)
+PAUSES = ("memory", "local")
 """Where sandboxes can be paused."""
-KEEPS = ("memory",)
+KEEPS = ("memory", "local")
 """Where they can be kept in snapshots."""
-REFUSES_PAUSE, REFUSES_SNAPSHOT = ("local", "kubernetes"), ("local", "kubernetes")
+REFUSES_PAUSE = REFUSES_SNAPSHOT = ("kubernetes",)
 NOTE = ExecRequest(argv=("cat", "note.txt"))
 
 

@@ -133,6 +133,26 @@ class ControllerProcess:
         return await self._process.wait()
 
 
+ONE_UID = ("unshare", "--user", "--map-root-user")
+NO_NAMESPACES = (*ONE_UID, "sh", "-c", 'echo 0 > /proc/sys/user/max_pid_namespaces; exec "$@"', "sh")
+NO_CGROUPS = ("unshare", "--mount", "sh", "-c", 'umount -R /sys/fs/cgroup; exec "$@"', "sh")
+"""Words before a command that take from it what a kernel, or its administrator, may not grant."""
+
+
+@asynccontextmanager
+async def under(folder: Path, words: tuple[str, ...]) -> AsyncIterator[SandboxClient]:
+    """A controller on local that was started with those words, and its client."""
+    process = ControllerProcess(folder, under=words)
+    await process.start()
+    client = SandboxClient(process.url, token=TOKEN)
+    try:
+        await client.list()
+        yield client
+    finally:
+        await client.close()
+        await process.signal(signal.SIGTERM)
+
+
 def fork_server(folder: Path) -> psutil.Process:
     """The fork server that works in `folder`."""
     return next(p for p in psutil.process_iter() if is_fork_server(p) and p.cwd() == str(folder.resolve() / "sandbox"))

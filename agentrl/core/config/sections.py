@@ -84,12 +84,16 @@ class GatewayConfig(Section):
 
 
 class DockerConfig(Section):
-    """How `sandbox.backend = "docker"` places sandboxes; the engine must run on the controller's machine."""
+    """How `sandbox.backend = "docker"` places sandboxes."""
 
     host: str = ""
     """URL of the engine, e.g. `unix:///run/docker.sock`; empty means DOCKER_HOST, or else the default."""
+    way_in: Literal["auto", "socket", "exec"] = "auto"
+    """How commands come in. `socket`: sandboxd, over a socket mounted from this machine; needs Python in the images.
+    `exec`: the engine's exec API; slower, needs a shell. `auto`: sandboxd where the engine is on a unix socket and the
+    image has Python, else exec."""
     image: str = ""
-    """Image of sandboxes whose spec names none. Images need a Python of 3.7 or newer."""
+    """Image of sandboxes whose spec names none. A Python of 3.7 or newer in it makes commands 20 times faster."""
     python: str = "python3"
     """The interpreter inside the images, looked up in their PATH."""
     pull: Literal["missing", "never"] = "missing"
@@ -173,6 +177,8 @@ class SandboxConfig(Section):
     """URL at which clients reach this controller, told by its standbys; by default its host and port."""
     require_isolation: bool = False
     """Refuse to start where the kernel allows no namespaces, instead of warning."""
+    require_cgroups: bool = False
+    """On `local`, refuse to start where limits do not hold for a sandbox as a whole, instead of warning."""
     docker: DockerConfig = DockerConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
 
