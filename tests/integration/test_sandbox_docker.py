@@ -56,13 +56,13 @@ async def run(backend: DockerBackend, sandbox_id: str, *argv: str) -> ExecResult
         channel.close()
 
 
-async def test_an_image_without_python_is_unsupported(backend: DockerBackend, client: Any) -> None:
+async def test_an_image_without_python_and_shell_is_unsupported(backend: DockerBackend, client: Any) -> None:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("hello"))
     client.api.import_image_from_data(archive.getvalue(), repository=BARE.split(":")[0], tag="1")
     try:
-        with pytest.raises(Unsupported, match="python3"):
+        with pytest.raises(Unsupported, match="neither 'python3' nor `sh`"):
             await backend.create("sb-bare", SandboxSpec(image=BARE), "test")
         await backend.destroy("sb-bare")
     finally:

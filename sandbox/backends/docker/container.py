@@ -15,11 +15,16 @@ import sandbox.runtime
 from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, Ran, SandboxError
 from agentrl.core.types import SandboxSpec
+from sandbox.backends.docker.scripts import INIT, STATE
 from sandbox.runtime.handoff import PATH
 from sandbox.runtime.sandboxd import LEASE_ENDED
 
-CONTROLLER, SANDBOX = "agentrl.controller", "agentrl.sandbox"
-"""Labels: whose container it is, and which sandbox."""
+CONTROLLER, SANDBOX, OWNER = "agentrl.controller", "agentrl.sandbox", "agentrl.owner"
+"""Labels: whose container it is, which sandbox, and for whom."""
+PLAIN, WORKDIR, TTL = "agentrl.plain", "agentrl.workdir", "agentrl.ttl"
+"""Labels of containers without sandboxd, and what a later controller must know of them."""
+PLAIN_PIDS = 8
+"""What the processes around commands may take there, beside those of the task."""
 INSIDE = posixpath.dirname(PATH)
 START = f"import sys; sys.path.insert(0, {INSIDE!r}); from sandbox.runtime.handoff import main; main()"
 MIB = 1 << 20
@@ -33,19 +38,41 @@ def image_of(spec: SandboxSpec, config: DockerConfig) -> str:
     return image
 
 
-def creation(sandbox_id: str, spec: SandboxSpec, config: DockerConfig, *, controller: str, handoff: Path) -> Any:
-    """The body of the engine's request to create it."""
-    # -I and -S: nothing of the image's environment or site directories reaches the runtime.
-    return {
+def creation(
+    sandbox_id: str, spec: SandboxSpec, config: DockerConfig, *, controller: str, owner: str, handoff: Path | None
+) -> Any:
+    """The body of the engine's request to create it: with sandboxd, or without when nothing is to be handed over."""
+    body: dict[str, Any] = {
         "Image": image_of(spec, config),
-        "Entrypoint": [config.python, "-I", "-S", "-c", START],
         "Cmd": [],
         "User": "0:0",
         "Hostname": "sandbox",
         "WorkingDir": "/",
         "StopTimeout": 1,  # of an engine that stops, since an init is deaf to TERM
-        "Labels": {CONTROLLER: controller, SANDBOX: sandbox_id},
-        "HostConfig": {**_limits(spec, config), **_walls(config, handoff)},
+        "Labels": {CONTROLLER: controller, SANDBOX: sandbox_id, OWNER: owner},
+        "HostConfig": {**_limits(spec, config), **_walls(config)},
+    }
+    if handoff is None:
+        return _plain(body, spec)
+    runtime = Path(sandbox.runtime.__file__).parent
+    body["HostConfig"]["Mounts"] = [
+        {"Type": "bind", "Source": str(runtime), "Target": f"{INSIDE}/sandbox/runtime", "ReadOnly": True},
+        {"Type": "bind", "Source": str(handoff), "Target": PATH, "ReadOnly": True},
+    ]
+    # -I and -S: nothing of the image's environment or site directories reaches the runtime.
+    return body | {"Entrypoint": [config.python, "-I", "-S", "-c", START]}
+
+
+def _plain(body: dict[str, Any], spec: SandboxSpec) -> dict[str, Any]:
+    host = body["HostConfig"]
+    host["PidsLimit"] += PLAIN_PIDS
+    host["Tmpfs"] = {**host.get("Tmpfs", {}), STATE: "rw,noexec,nosuid,nodev,mode=0700,size=1m"}
+    body["Labels"] |= {PLAIN: "1", WORKDIR: spec.workdir, TTL: str(spec.ttl_s)}
+    return body | {
+        "Entrypoint": ["sh", "-c", INIT, "agentrl", str(int(spec.ttl_s * 100))],
+        "Env": [f"{name}={value}" for name, value in {"HOME": spec.workdir, **spec.env}.items()],
+        "WorkingDir": spec.workdir,
+        "OpenStdin": True,  # what its init waits on
     }
 
 
@@ -68,18 +95,13 @@ def _limits(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
     return found
 
 
-def _walls(config: DockerConfig, handoff: Path) -> dict[str, Any]:
-    runtime = Path(sandbox.runtime.__file__).parent
+def _walls(config: DockerConfig) -> dict[str, Any]:
     return {
         "NetworkMode": config.network,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
         "IpcMode": "private",
         "Runtime": config.runtime,
-        "Mounts": [
-            {"Type": "bind", "Source": str(runtime), "Target": f"{INSIDE}/sandbox/runtime", "ReadOnly": True},
-            {"Type": "bind", "Source": str(handoff), "Target": PATH, "ReadOnly": True},
-        ],
     }
 
 

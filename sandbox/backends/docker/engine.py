@@ -49,10 +49,14 @@ class Engine:
         self._errors = docker.errors
         options = {"base_url": host} if host else docker.utils.kwargs_from_env()
         self.host = options.get("base_url") or "unix:///var/run/docker.sock"
+        self.tls = "tls" in options
+        self.version = ""
+        """Of the engine's API."""
         self._open: Callable[..., Any] = functools.partial(docker.APIClient, **options, max_pool_size=THREADS)
         try:
             self._knock()
             self._client = self._open(timeout=CALL_S)
+            self.version = self._client.api_version
         except (docker.errors.DockerException, OSError) as error:
             raise ConfigError(f"no Docker Engine answers at {self.host}: {error}") from error
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")

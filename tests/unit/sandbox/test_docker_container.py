@@ -16,14 +16,15 @@ SPEC = SandboxSpec(image="img:1", limits=SandboxLimits(memory_mb=100, disk_mb=10
 
 
 def asked(**settings: Any) -> Any:
-    return creation("sb-1", SPEC, DockerConfig(**settings), controller="c", handoff=Path("/run/x/sb-1.handoff"))
+    handoff = Path("/run/x/sb-1.handoff")
+    return creation("sb-1", SPEC, DockerConfig(**settings), controller="c", owner="run-1", handoff=handoff)
 
 
 def test_the_walls_are_there_whatever_is_configured() -> None:
     for settings in ({}, {"disk": "quota"}, {"disk": "unlimited"}, {"network": "egress", "runtime": "runsc"}):
         body = asked(**settings)
         host = body["HostConfig"]
-        assert body["Labels"] == {"agentrl.controller": "c", "agentrl.sandbox": "sb-1"}
+        assert body["Labels"] == {"agentrl.controller": "c", "agentrl.sandbox": "sb-1", "agentrl.owner": "run-1"}
         assert host["CapDrop"] == ["ALL"]
         assert host["SecurityOpt"] == ["no-new-privileges"]
         assert host["NanoCpus"] == 500_000_000
@@ -50,6 +51,14 @@ def test_each_kind_of_disk_limit() -> None:
     assert quota["StorageOpt"] == {"size": "10m"}
     assert quota["Memory"] == 100 << 20
     assert not {"StorageOpt", "Tmpfs", "ReadonlyRootfs"} & asked(disk="unlimited")["HostConfig"].keys()
+
+
+def test_without_sandboxd_nothing_of_the_host_is_mounted() -> None:
+    plain = creation("sb-1", SPEC, DockerConfig(), controller="c", owner="", handoff=None)
+    assert "Mounts" not in plain["HostConfig"]
+    assert plain["HostConfig"]["CapDrop"] == ["ALL"]
+    assert plain["HostConfig"]["Tmpfs"].keys() == {"/work", "/tmp", "/run/agentrl"}
+    assert plain["Labels"]["agentrl.workdir"] == "/work", "for a controller that adopts it"
 
 
 def test_an_image_is_needed_from_somewhere() -> None:
