@@ -173,7 +173,12 @@ class Records:
     async def flush(self) -> None:
         """Write what changed."""
         dirty, self._dirty = self._dirty, set()
-        saves = (self._store.save(self.live[i]) for i in dirty if i in self.live)
-        for failed in await asyncio.gather(*saves, return_exceptions=True):
+        for failed in await asyncio.gather(*map(self._write, dirty), return_exceptions=True):
             if isinstance(failed, Exception):
                 log.error("deadlines were not written: %s", failed)
+
+    async def _write(self, sandbox_id: str) -> None:
+        # Looked up when it is handed over, not before: what has ended meanwhile must not be written as it was.
+        record = self.live.get(sandbox_id)
+        if record is not None:
+            await self._store.save(record)
