@@ -19,7 +19,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import TypeAdapter
 
-from agentrl.core.errors import AgentRLError, NotFound, Ran, SandboxLost, ServiceUnavailable
+from agentrl.core.errors import AgentRLError, Conflict, NotFound, Ran, SandboxLost, ServiceUnavailable
 from agentrl.core.http import Service
 from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec, SandboxState, SandboxView, Snapshot
 from sandbox.handle import PassedCalls, parse
@@ -66,9 +66,9 @@ class RemoteSandbox(PassedCalls):
                     return parse(ExecResult, found)
                 except NotFound:
                     sent_in_vain = True
-                except SandboxLost as lost:
+                except Conflict as paused:
                     # Asking did nothing, but what was sent before may have run.
-                    lost.ran = Ran.MAYBE
+                    paused.ran = Ran.MAYBE
                     raise
             try:
                 headers = {"idempotency-key": key, "content-type": "application/json"}
@@ -274,13 +274,19 @@ class SandboxClient:
         return self._urls[(self._urls.index(url) + 1) % len(self._urls)] if url in self._urls else self._urls[0]
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an attempt that is safe to repeat while the controller is away."""
-        deadline, pause = time.monotonic() + self._patience_s, 0.05
+        """Repeat an attempt that is safe to repeat while the controller is away.
+
+        When one may have run, later ones that certainly did not do not change that.
+        """
+        deadline, pause, maybe = time.monotonic() + self._patience_s, 0.05, False
         while True:
             try:
                 return await attempt()
-            except ServiceUnavailable:
-                if time.monotonic() + pause > deadline:
+            except (ServiceUnavailable, SandboxLost) as error:
+                maybe = maybe or error.ran is Ran.MAYBE
+                if maybe and error.ran is Ran.NO:
+                    error.ran = Ran.MAYBE
+                if isinstance(error, SandboxLost) or time.monotonic() + pause > deadline:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
