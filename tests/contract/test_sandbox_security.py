@@ -16,6 +16,21 @@ from agentrl.core.types import ExecRequest, SandboxSpec
 from sandbox.api import create_sandbox_app
 from sandbox.client import SandboxClient
 
+REPLACE = """
+import os
+for folder, folders, files in os.walk("/"):
+    if folder == "/":
+        folders.remove("proc")
+    if "sandboxd.py" in files:
+        path = os.path.join(folder, "sandboxd.py")
+        for attempt, args in ((open, (path, "a")), (os.unlink, (path,)), (os.rename, (folder, folder + ".old"))):
+            try:
+                attempt(*args)
+                print("changed", path)
+            except OSError:
+                pass
+"""
+
 
 async def test_no_network(client: SandboxClient) -> None:
     host = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
@@ -69,6 +84,15 @@ async def test_the_runtime_cannot_be_traced_or_read(client: SandboxClient) -> No
     async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
         for path in ("/proc/1/mem", "/proc/1/environ", "/proc/1/fd/0", "/proc/1/root/etc/passwd"):
             assert (await sandbox.exec(sh(f"cat {path}"))).exit_code != 0, path
+
+
+async def test_the_runtime_cannot_be_replaced_or_stopped(client: SandboxClient) -> None:
+    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
+        replaced = await sandbox.exec(ExecRequest(argv=("python3", "-c", REPLACE)))
+        assert (replaced.exit_code, replaced.stdout) == (0, b""), replaced.stderr
+        for name in ("STOP", "TERM", "HUP", "KILL", "SEGV"):
+            await sandbox.exec(sh(f"kill -{name} 1"))
+        assert (await sandbox.exec(sh("echo serves"))).stdout == b"serves\n"
 
 
 async def test_wrong_token_is_401(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from sandboxes import NO_CGROUPS, NO_NAMESPACES, ONE_UID, SPEC, fork_server, local_service, sh, under
 
-from agentrl.core.errors import Blame, Ran, SandboxError, SandboxFileError
+from agentrl.core.errors import Blame, Ran, SandboxError, SandboxFileError, Unsupported
 from agentrl.core.http import Service
 from agentrl.core.types import ProcessRequest, SandboxLimits, SandboxSpec
 from sandbox.backends.local.backend import LocalBackend
@@ -204,6 +204,6 @@ async def test_the_runtime_imports_nothing_that_a_task_wrote(tmp_path: Path) -> 
         await sandbox.download_tar(".")
         async with sandbox.fork() as fork:
             assert await fork.read("note.txt") == b"hello\n"
-        with pytest.raises(SandboxError):
+        with pytest.raises(Unsupported):
             await sandbox.exec(sh("true").model_copy(update={"user": "nobody"}))
         assert await sandbox.read("note.txt") == b"hello\n"
