@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -13,7 +15,7 @@ from sandboxes import sandbox_config
 
 from agentrl.core.config import KubernetesConfig
 from agentrl.core.errors import Ran, ServiceUnavailable, Unsupported
-from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
+from agentrl.core.types import ExecRequest, ExecResult, SandboxLimits, SandboxSpec
 from sandbox.backends.kubernetes import pods
 from sandbox.backends.kubernetes.backend import KubernetesBackend
 from sandbox.channel import Channel
@@ -41,6 +43,12 @@ async def run(channel: Channel, request: ExecRequest, key: str) -> ExecResult:
     answer = await channel.request("POST", "/exec", body=request.model_dump_json().encode(), key=key)
     assert answer.status == 200, answer.body
     return ExecResult.model_validate_json(answer.body)
+
+
+def of_pods_node() -> str:
+    """Where pods find this machine, which on the test cluster is their node."""
+    bridge = json.loads(subprocess.run(["ip", "-j", "-4", "address", "show", "docker0"], capture_output=True).stdout)
+    return str(bridge[0]["addr_info"][0]["local"])
 
 
 def address(backend: KubernetesBackend, name: str) -> str:
@@ -126,3 +134,40 @@ async def test_what_a_cluster_cannot_do_is_unsupported(config: KubernetesConfig)
         with pytest.raises(Unsupported, match="snapshots"):
             await backend.create("x", SPEC.model_copy(update={"snapshot": "y"}), "test")
         await backend.forget_snapshot("y")
+
+
+async def test_a_pod_reaches_what_egress_allows_and_no_more(config: KubernetesConfig) -> None:
+    rules = ({"to": [{"ipBlock": {"cidr": f"{of_pods_node()}/32"}}]},)
+    listener = await asyncio.start_server(lambda reader, writer: writer.close(), of_pods_node(), 0)
+    where = listener.sockets[0].getsockname()
+    connect = ExecRequest(argv=("python3", "-c", f"import socket; socket.create_connection({where!r}, 1)"))
+    async with started(config) as closed, started(config, controller=f"{config.controller}-o", egress=rules) as opened:
+        await closed.create("closed", SPEC, "test")
+        await opened.create("opened", SPEC, "test")
+        channels = closed.channel("closed"), opened.channel("opened")
+        codes = [(await run(channel, connect, "k")).exit_code for channel in channels]
+        for channel in channels:
+            channel.close()
+    listener.close()
+    await listener.wait_closed()
+    assert codes == [1, 0]
+
+
+async def test_a_full_volume_on_the_nodes_disk_is_an_eviction(config: KubernetesConfig) -> None:
+    ended: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
+    spec = SPEC.model_copy(update={"limits": SandboxLimits(disk_mb=16)})
+    backend = KubernetesBackend(config.model_copy(update={"disk": "node"}))
+    await backend.start(lambda sandbox_id, cause: ended.set_result((sandbox_id, cause)))
+    try:
+        await backend.create("full", spec, "test")
+        channel = backend.channel("full")
+        fill = ExecRequest(argv=("sh", "-c", "head -c 64000000 /dev/zero > big"))
+        assert (await run(channel, fill, "k")).exit_code == 0, "nothing keeps it from writing"
+        channel.close()
+        async with asyncio.timeout(120):
+            sandbox_id, cause = await ended
+        assert sandbox_id == "full"
+        assert "evicted" in cause
+        assert "exceeds" in cause
+    finally:
+        await backend.stop()

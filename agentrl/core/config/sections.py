@@ -132,6 +132,10 @@ class KubernetesConfig(Section):
     user: Literal["own", "image"] = "own"
     """`own`: a uid of its own, a read-only root, and `disk_mb` for the workdir and /tmp each. `image`: the image's
     user and a writable root; what the image has in the workdir stays, and `pids` is not limited."""
+    disk: Literal["tmpfs", "node"] = "tmpfs"
+    """What holds the workdir and /tmp when `user` is `own`. `tmpfs`: memory of the pod, where a write beyond `disk_mb`
+    fails; Kubernetes 1.22 and newer. `node`: the node's disk, where the kubelet evicts a sandbox beyond `disk_mb` some
+    time later."""
     request_share: float = Field(0.25, gt=0, le=1)
     """Share of a sandbox's limits that the scheduler reserves for it."""
     egress: tuple[Mapping[str, Any], ...] = ()

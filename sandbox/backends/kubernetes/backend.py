@@ -187,7 +187,7 @@ class KubernetesBackend:
     async def _deleted(self, sandbox_id: str, grace_s: int) -> bool:
         """Delete a pod and wait until nothing of it runs; False when its node is slow. 0: do not ask it."""
         cluster, watch = self._connected()
-        query = {"gracePeriodSeconds": str(grace_s)}
+        query, watched = {"gracePeriodSeconds": str(grace_s)}, sandbox_id in watch.pods
         for attempt in range(CONFLICTS):
             reply = await cluster.call("DELETE", f"pods/{sandbox_id}", query=query, allow=(404, 409))
             if reply.status != 409:
@@ -197,7 +197,8 @@ class KubernetesBackend:
         if reply.status == 404:
             watch.forget(sandbox_id)
             return True
-        if reply.body.get("kind") == "Pod":
+        # What the watch knew may be gone by now, and would never go again; so may a pod that never got a node.
+        if not watched and reply.body.get("metadata", {}).get("deletionGracePeriodSeconds"):
             watch.learned(reply.body)
         if grace_s:
             await self._told_to_end(sandbox_id)

@@ -84,8 +84,10 @@ def pod(
     identity = {"metadata": made["metadata"]}
     volumes: list[Object] = [{"name": "runtime", "configMap": _files(runtime_map)}]
     if config.user == "own":
-        size = f"{spec.limits.disk_mb}Mi"
-        volumes += [{"name": volume, "emptyDir": {"sizeLimit": size}} for volume in _writable(spec)]
+        volume: Object = {"sizeLimit": f"{spec.limits.disk_mb}Mi"} | (
+            {"medium": "Memory"} if _in_memory(config) else {}
+        )
+        volumes += [{"name": name, "emptyDir": volume} for name in _writable(spec)]
     made["spec"] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -120,7 +122,9 @@ def merge(base: Any, over: Any) -> Any:
 
 
 def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: str) -> Object:
-    runtime_config = {"port": PORT, "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": dict(spec.env)}
+    runtime_config: Object = {"port": PORT, "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": dict(spec.env)}
+    if _in_memory(config):
+        runtime_config["volume_mb"] = spec.limits.disk_mb
     own = config.user == "own"
     pids = spec.limits.pids if own else 0
     security: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -136,7 +140,7 @@ def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: st
         "command": [config.python, "-I", "-B", "-c", START, json.dumps(runtime_config), str(pids)],
         "env": [{"name": TOKEN, "value": token}],
         "ports": [{"containerPort": PORT}],
-        "resources": _resources(spec, config.request_share),
+        "resources": _resources(spec, config),
         "securityContext": security,
         "volumeMounts": mounts,
         # A runtime that cannot start has said why.
@@ -144,14 +148,20 @@ def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: st
     }
 
 
-def _resources(spec: SandboxSpec, share: float) -> Object:
-    limits = spec.limits
-    amounts = {"cpu": limits.cpus * 1000, "memory": limits.memory_mb, "ephemeral-storage": limits.disk_mb}
+def _resources(spec: SandboxSpec, config: KubernetesConfig) -> Object:
+    limits, share = spec.limits, config.request_share
+    # Files in memory count as memory of the container; they are paid from the disk limit.
+    memory = limits.memory_mb + (limits.disk_mb if _in_memory(config) else 0)
+    amounts = {"cpu": limits.cpus * 1000, "memory": memory, "ephemeral-storage": limits.disk_mb}
     units = {"cpu": "m", "memory": "Mi", "ephemeral-storage": "Mi"}
     return {
         "limits": {kind: f"{round(amount)}{units[kind]}" for kind, amount in amounts.items()},
         "requests": {kind: f"{max(1, round(amount * share))}{units[kind]}" for kind, amount in amounts.items()},
     }
+
+
+def _in_memory(config: KubernetesConfig) -> bool:
+    return config.user == "own" and config.disk == "tmpfs"
 
 
 def _writable(spec: SandboxSpec) -> dict[str, str]:

@@ -42,9 +42,19 @@ def test_every_sandbox_has_a_uid_of_its_own() -> None:
 
 def test_limits_are_the_specs_and_requests_a_share_of_them() -> None:
     spec = SandboxSpec(limits=SandboxLimits(memory_mb=1000, cpus=0.5, disk_mb=400))
-    resources = made(CONFIG.model_copy(update={"request_share": 0.1}), spec)["spec"]["containers"][0]["resources"]
+    pod = made(CONFIG.model_copy(update={"request_share": 0.1, "disk": "node"}), spec)
+    resources = pod["spec"]["containers"][0]["resources"]
     assert resources["limits"] == {"cpu": "500m", "memory": "1000Mi", "ephemeral-storage": "400Mi"}
     assert resources["requests"] == {"cpu": "50m", "memory": "100Mi", "ephemeral-storage": "40Mi"}
+    assert [volume.get("emptyDir") for volume in pod["spec"]["volumes"][1:]] == [{"sizeLimit": "400Mi"}] * 2
+
+
+def test_files_in_memory_are_paid_from_the_disk_limit() -> None:
+    spec = SandboxSpec(limits=SandboxLimits(memory_mb=1000, cpus=0.5, disk_mb=400))
+    pod = made(CONFIG, spec)
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "1400Mi"
+    volumes = [volume.get("emptyDir") for volume in pod["spec"]["volumes"][1:]]
+    assert volumes == [{"sizeLimit": "400Mi", "medium": "Memory"}] * 2
 
 
 def test_the_images_user_keeps_the_images_files() -> None:
@@ -71,7 +81,7 @@ def test_a_template_overrides_all_but_a_pods_identity() -> None:
     assert pod["spec"]["runtimeClassName"] == "gvisor"
     assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["runtime", "work", "tmp", "data"]
     ours, sidecar = pod["spec"]["containers"]
-    assert (ours["resources"]["limits"]["cpu"], ours["resources"]["limits"]["memory"]) == ("2", "512Mi")
+    assert (ours["resources"]["limits"]["cpu"], ours["resources"]["limits"]["memory"]) == ("2", "768Mi")
     assert sidecar == {"name": "sidecar"}
     assert pods.token(pod) == "secret"
     assert template["spec"]["containers"], "the configuration is not changed"
