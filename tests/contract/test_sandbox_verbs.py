@@ -15,9 +15,9 @@ from agentrl.core.errors import Conflict, NotFound, Ran, SandboxLost, Unsupporte
 from agentrl.core.types import ExecRequest, ProcessRequest, SandboxState
 from agentrl.testing.sandbox import InMemorySandboxes
 
-PAUSES = ("memory", "local")
+PAUSES = ("memory", "local", "docker")
 """Where sandboxes can be paused."""
-KEEPS = ("memory", "local")
+KEEPS = ("memory", "local", "docker")
 """Where they can be kept in snapshots."""
 REFUSES_PAUSE = REFUSES_SNAPSHOT = ("kubernetes",)
 NOTE = ExecRequest(argv=("cat", "note.txt"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -163,3 +164,71 @@ async def test_an_engine_that_is_gone_is_an_error_of_the_infrastructure(config: 
     assert (absent.value.ran, absent.value.blame) == (Ran.NO, Blame.INFRA)
     assert json.dumps(absent.value.detail) == '{"docker_status": 404}'
     await engine.close()
+
+
+async def test_a_folder_is_built_once_for_each_content(
+    tmp_path: Path, config: DockerConfig, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(f"FROM {config.image}\nCOPY version /version\nENV COLOUR=red\n")
+    (folder / "version").write_text("one\n")
+    (folder / "ignored").write_text("x")
+    (folder / ".dockerignore").write_text("ignored\n")
+    backend = DockerBackend(tmp_path / "b", config.model_copy(update={"builds": {"Tools": str(folder)}}))
+    caplog.set_level(logging.INFO, "sandbox")
+    await backend.start(lambda sandbox_id, cause: None)
+    try:
+        spec = SandboxSpec(image="Tools")
+        await asyncio.gather(*(backend.create(f"sb-b{i}", spec, "test") for i in range(2)))
+        assert (await run(backend, "sb-b0", "sh", "-c", "cat /version; echo $COLOUR")).stdout == b"one\nred\n"
+        (folder / "ignored").write_text("y")
+        await backend.create("sb-b2", spec, "test")
+        assert caplog.text.count("building image agentrl-build-tools:") == 1
+        assert ": COPY version /version" in caplog.text
+        (folder / "version").write_text("two\n")
+        await backend.create("sb-b3", spec, "test")
+        assert (await run(backend, "sb-b3", "cat", "/version")).stdout == b"two\n"
+        (folder / "Dockerfile").write_text(f"FROM {config.image}\nRUN echo almost there; false\n")
+        with pytest.raises(SandboxError, match="almost there") as failed:
+            await backend.create("sb-b4", spec, "test")
+        assert (failed.value.blame, failed.value.ran) == (Blame.CALLER, Ran.NO)
+    finally:
+        await backend.stop()
+        for image in client.images.list(filters={"label": "agentrl.build=Tools"}):
+            client.images.remove(image.id, force=True)
+
+
+async def test_a_build_without_a_dockerfile_is_refused_at_the_start(tmp_path: Path, config: DockerConfig) -> None:
+    backend = DockerBackend(tmp_path, config.model_copy(update={"builds": {"tools": str(tmp_path)}}))
+    with pytest.raises(ConfigError, match="there is no file"):
+        await backend.start(lambda sandbox_id, cause: None)
+
+
+@pytest.mark.parametrize("disk", ["tmpfs", "unlimited"])
+async def test_snapshots_are_images_that_go_when_they_are_forgotten(
+    disk: str, tmp_path: Path, config: DockerConfig, client: Any
+) -> None:
+    backend = DockerBackend(tmp_path, config.model_copy(update={"disk": disk}))
+    await backend.start(lambda sandbox_id, cause: None)
+    await backend.create("sb-s1", SandboxSpec(files={"a": "kept\n"}), "test")
+    await run(backend, "sb-s1", "sh", "-c", "ln a b; mkfifo pipe; mkdir -m 750 d; echo t > /tmp/t")
+    for snapshot in ("snap-1", "snap-2"):
+        await backend.snapshot("sb-s1", snapshot)
+    await run(backend, "sb-s1", "sh", "-c", "echo later > a")
+    await backend.create("sb-s2", SandboxSpec(snapshot="snap-1"), "test")
+    await backend.forget_snapshot("snap-1")
+    await backend.forget_snapshot("snap-1")
+    look = await run(
+        backend, "sb-s2", "sh", "-c", "cat a b /tmp/t; stat -c %a d; [ a -ef b ] && [ -p pipe ] && echo same"
+    )
+    assert look.stdout == b"kept\nkept\nt\n750\nsame\n"
+    with pytest.raises(SandboxError, match="no snapshot 'snap-1'"):
+        await backend.create("sb-s3", SandboxSpec(snapshot="snap-1"), "test")
+    mine = {"label": f"{CONTROLLER}={(tmp_path / 'controller').read_text()}"}
+    await backend.destroy("sb-s2")
+    assert [image.tags for image in client.images.list(filters=mine)] == [["agentrl-snapshot:snap-2"]]
+    await backend.stop()
+    assert not client.images.list(filters=mine)
+    assert not client.volumes.list(filters=mine)
+    assert [path.name for path in tmp_path.iterdir()] == ["controller"]

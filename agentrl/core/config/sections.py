@@ -100,6 +100,9 @@ class DockerConfig(Section):
     """Whether an image that the engine lacks is pulled."""
     prefetch: tuple[str, ...] = ()
     """Images to pull when the controller starts."""
+    builds: Mapping[str, str] = Field(default_factory=dict)
+    """Images that are built here: names, as specs use them, to folders with a Dockerfile. Built when the controller
+    starts or a sandbox needs it, and again when the folder has changed."""
     runtime: str = ""
     """An OCI runtime that the engine knows by name; empty means the engine's default."""
     network: str = "none"

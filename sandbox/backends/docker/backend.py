@@ -35,6 +35,7 @@ from sandbox.backends.docker.ends import Ends
 from sandbox.backends.docker.engine import Engine, is_absent, is_busy
 from sandbox.backends.docker.handoff import Handoff, listens
 from sandbox.backends.docker.images import Images
+from sandbox.backends.docker.keeping import Keeper
 from sandbox.backends.docker.plain import PlainChannel, PlainSandbox
 from sandbox.channel import Channel, Stream
 from sandbox.runtime.wire import Refused
@@ -48,7 +49,7 @@ REMOVAL_S = 30.0
 NOTICE_S = 3.0
 
 
-class _NoPython(SandboxError):
+class _NoPython(Exception):
     """The first program of a container is not in its image."""
 
 
@@ -60,7 +61,8 @@ class DockerBackend:
         self.isolation = "docker"
         self._folder_fd = -1
         self._engine: Engine | None = None
-        self._images: Images | None = None
+        self.images: Images
+        self.keeper: Keeper
         self._controller, self._runtime = "", ""
         self._exec_only = config.way_in == "exec"
         self._plain: dict[str, PlainSandbox] = {}
@@ -70,14 +72,8 @@ class DockerBackend:
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None:
-            raise SandboxError("the docker backend is not started", ran=Ran.NO)
+        assert self._engine is not None, "started"
         return self._engine
-
-    @property
-    def images(self) -> Images:
-        assert self._images is not None, "started"
-        return self._images
 
     # --- start and stop ------------------------------------------------------------------------
 
@@ -87,8 +83,9 @@ class DockerBackend:
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         self._controller = self._identity()
         self._engine = await asyncio.to_thread(Engine, self.config.host)
-        self._images = Images(self._engine, self.config)
         try:
+            self.images = Images(self._engine, self.config)
+            self.keeper = Keeper(self._engine, self.folder, self._controller)
             await self._check()
             await self._adopt()
         except BaseException:
@@ -96,8 +93,8 @@ class DockerBackend:
             raise
         filters = {"type": "container", "event": ["die", "oom"], "label": f"{CONTROLLER}={self._controller}"}
         self._engine.watch(filters, self._event, lambda: self._background(self._reconcile()))
-        for image in self.config.prefetch:
-            self._background(self.images.prefetch(image))
+        self._background(self.images.prefetch())
+        self._background(self.keeper.tidy())
 
     def _identity(self) -> str:
         """Who we are to the engine: a controller that is started again in this folder is the same one."""
@@ -147,6 +144,7 @@ class DockerBackend:
     async def stop(self) -> None:
         if self._engine is not None:
             await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self._list()))
+            await self.keeper.forget_all()
         await self.detach()
 
     async def detach(self) -> None:
@@ -171,11 +169,13 @@ class DockerBackend:
 
     async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
         if spec.snapshot:
-            raise Unsupported("the docker backend makes no snapshots to begin from")
-        image = image_of(spec, self.config)
-        if not self._exec_only and image not in self.images.plain:
+            image, plain = await self.keeper.image(spec.snapshot)
+        else:
+            image = await self.images.resolve(image_of(spec, self.config))
+            plain = self._exec_only or image in self.images.plain
+        if not plain:
             try:
-                await self._create_served(sandbox_id, spec, owner)
+                await self._create_served(sandbox_id, spec, owner, image)
                 return
             except _NoPython as error:
                 if self.config.way_in == "socket":
@@ -190,22 +190,22 @@ class DockerBackend:
             self.images.plain.add(image)
             self.isolation = f"docker, {self._runtime}; by the exec API in {', '.join(sorted(self.images.plain))}"
             await self.destroy(sandbox_id)
-        await self._create_plain(sandbox_id, spec, owner)
+        await self._create_plain(sandbox_id, spec, owner, image)
 
-    async def _create_served(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
+    async def _create_served(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str) -> None:
         died = self._ends.starting[sandbox_id] = asyncio.get_running_loop().create_future()
         handoff = Handoff(self.folder, self._folder_fd, sandbox_id)
         try:
-            await self._place(sandbox_id, spec, owner, handoff.path)
+            await self._place(sandbox_id, spec, owner, image, handoff.path)
             await self._hand_over(handoff, self._ends.containers[sandbox_id], died, spec)
         finally:
             handoff.close()
             del self._ends.starting[sandbox_id]
 
-    async def _create_plain(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
+    async def _create_plain(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str) -> None:
         self._ends.starting[sandbox_id] = asyncio.get_running_loop().create_future()
         try:
-            await self._place(sandbox_id, spec, owner, None)
+            await self._place(sandbox_id, spec, owner, image, None)
             plain = self._plain[sandbox_id] = self._as_plain(
                 sandbox_id, self._ends.containers[sandbox_id], spec.workdir, spec.ttl_s
             )
@@ -220,12 +220,10 @@ class DockerBackend:
         finally:
             del self._ends.starting[sandbox_id]
 
-    async def _place(self, sandbox_id: str, spec: SandboxSpec, owner: str, handoff: Path | None) -> None:
+    async def _place(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str, handoff: Path | None) -> None:
         """Create the container and start it. _NoPython when its first program is not there."""
-        name = f"agentrl-{sandbox_id}"
-        body = creation(
-            sandbox_id, spec, self.config, controller=self._controller, owner=owner, handoff=handoff
-        )  # fmt: skip
+        ours = {"controller": self._controller, "owner": owner}
+        body, name = creation(sandbox_id, spec, self.config, image, handoff=handoff, **ours), f"agentrl-{sandbox_id}"
         try:
             made = await self.engine.call("create_container_from_config", body, name)
         except SandboxError as error:
@@ -238,8 +236,10 @@ class DockerBackend:
             await self.engine.call("start", made["Id"])
         except SandboxError as error:
             if "executable file not found" in str(error) or "no such file or directory" in str(error):
-                raise _NoPython(error.message, ran=Ran.NO) from error
+                raise _NoPython from error
             raise
+        if spec.snapshot:
+            await self.keeper.restore(made["Id"], spec)
 
     def _as_plain(self, sandbox_id: str, container: str, workdir: str, ttl_s: float) -> PlainSandbox:
         journal = self.folder / f"{sandbox_id}.keys"
@@ -271,6 +271,7 @@ class DockerBackend:
             container = (await self._list(sandbox_id)).get(sandbox_id, {}).get("Id")
         if container is not None:
             await self._remove(container)
+            await self.keeper.clear()
         self._forget_files(sandbox_id)
 
     async def _remove(self, container: str) -> None:
@@ -309,7 +310,9 @@ class DockerBackend:
         found = await self._list()
         await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] in ENDED))
         live = frozenset(i for i, c in found.items() if c["State"] not in (*ENDED, "removing"))
-        return Inventory(live=live - self._ends.causes.keys(), ended=dict(self._ends.causes))
+        live -= self._ends.causes.keys()
+        paused = frozenset(i for i, c in found.items() if c["State"] == "paused" and i in live)
+        return Inventory(live=live, ended=dict(self._ends.causes), paused=paused)
 
     async def _settled(self, sandbox_id: str) -> None:
         """When sandboxd has ended, wait a little for the engine to notice: it lists such a container as running."""
@@ -372,16 +375,23 @@ class DockerBackend:
         return Channel(sandbox_id, connect)
 
     async def pause(self, sandbox_id: str) -> None:
-        await self.engine.call("pause", self._container(sandbox_id))
+        await self._turn("pause", sandbox_id, "already paused")
 
     async def resume(self, sandbox_id: str) -> None:
-        await self.engine.call("unpause", self._container(sandbox_id))
+        await self._turn("unpause", sandbox_id, "not paused")
+
+    async def _turn(self, how: str, sandbox_id: str, done: str) -> None:
+        try:
+            await self.engine.call(how, self._container(sandbox_id))
+        except SandboxError as error:
+            if done not in error.message:
+                raise
 
     async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None:
-        raise Unsupported("the docker backend makes no snapshots")
+        await self.keeper.keep(self._container(sandbox_id), snapshot_id)
 
     async def forget_snapshot(self, snapshot_id: str) -> None:
-        """There are none."""
+        await self.keeper.forget(snapshot_id)
 
     def _container(self, sandbox_id: str) -> str:
         container = self._ends.containers.get(sandbox_id)

@@ -21,6 +21,8 @@ from sandbox.runtime.sandboxd import LEASE_ENDED
 
 CONTROLLER, SANDBOX, OWNER = "agentrl.controller", "agentrl.sandbox", "agentrl.owner"
 """Labels: whose container it is, which sandbox, and for whom."""
+SNAPSHOT = "agentrl.snapshot"
+"""Label of images: which snapshot they are."""
 PLAIN, WORKDIR, TTL = "agentrl.plain", "agentrl.workdir", "agentrl.ttl"
 """Labels of containers without sandboxd, and what a later controller must know of them."""
 PLAIN_PIDS = 8
@@ -38,24 +40,34 @@ def image_of(spec: SandboxSpec, config: DockerConfig) -> str:
     return image
 
 
+def volumes(spec: SandboxSpec) -> tuple[str, ...]:
+    """What is a volume in memory, where nothing else may be written to."""
+    return tuple(dict.fromkeys((spec.workdir.rstrip("/") or "/", "/tmp")))
+
+
 def creation(
-    sandbox_id: str, spec: SandboxSpec, config: DockerConfig, *, controller: str, owner: str, handoff: Path | None
-) -> Any:
+    sandbox_id: str, spec: SandboxSpec, config: DockerConfig, image: str, *, controller: str, owner: str,
+    handoff: Path | None,
+) -> Any:  # fmt: skip
     """The body of the engine's request to create it: with sandboxd, or without when nothing is to be handed over."""
+    host = {**_limits(spec, config), **_walls(config)}
+    if config.disk == "tmpfs":
+        host["Mounts"] = [_volume(path, spec.limits.disk_mb, controller) for path in volumes(spec)]
     body: dict[str, Any] = {
-        "Image": image_of(spec, config),
+        "Image": image,
         "Cmd": [],
         "User": "0:0",
         "Hostname": "sandbox",
         "WorkingDir": "/",
         "StopTimeout": 1,  # of an engine that stops, since an init is deaf to TERM
         "Labels": {CONTROLLER: controller, SANDBOX: sandbox_id, OWNER: owner},
-        "HostConfig": {**_limits(spec, config), **_walls(config)},
+        "HostConfig": host,
     }
     if handoff is None:
         return _plain(body, spec)
     runtime = Path(sandbox.runtime.__file__).parent
-    body["HostConfig"]["Mounts"] = [
+    host["Mounts"] = [
+        *host.get("Mounts", ()),
         {"Type": "bind", "Source": str(runtime), "Target": f"{INSIDE}/sandbox/runtime", "ReadOnly": True},
         {"Type": "bind", "Source": str(handoff), "Target": PATH, "ReadOnly": True},
     ]
@@ -66,7 +78,7 @@ def creation(
 def _plain(body: dict[str, Any], spec: SandboxSpec) -> dict[str, Any]:
     host = body["HostConfig"]
     host["PidsLimit"] += PLAIN_PIDS
-    host["Tmpfs"] = {**host.get("Tmpfs", {}), STATE: "rw,noexec,nosuid,nodev,mode=0700,size=1m"}
+    host["Tmpfs"] = {STATE: "rw,noexec,nosuid,nodev,mode=0700,size=1m"}
     body["Labels"] |= {PLAIN: "1", WORKDIR: spec.workdir, TTL: str(spec.ttl_s)}
     return body | {
         "Entrypoint": ["sh", "-c", INIT, "agentrl", str(int(spec.ttl_s * 100))],
@@ -88,11 +100,20 @@ def _limits(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
     }
     if config.disk == "tmpfs":
-        options = f"rw,exec,nosuid,nodev,mode=1777,size={disk}"
-        found |= {"ReadonlyRootfs": True, "Tmpfs": {spec.workdir: options, "/tmp": options}}
+        found["ReadonlyRootfs"] = True
     elif config.disk == "quota":
         found["StorageOpt"] = {"size": disk}
     return found
+
+
+def _volume(path: str, size_mb: int, controller: str) -> dict[str, Any]:
+    """Unlike the engine's own tmpfs, a volume can be archived from outside; it is removed with its container."""
+    options = {"type": "tmpfs", "device": "tmpfs", "o": f"nosuid,nodev,mode=1777,size={size_mb}m"}
+    driver = {"Name": "local", "Options": options}
+    return {
+        "Type": "volume", "Target": path,
+        "VolumeOptions": {"NoCopy": True, "DriverConfig": driver, "Labels": {CONTROLLER: controller}},
+    }  # fmt: skip
 
 
 def _walls(config: DockerConfig) -> dict[str, Any]:

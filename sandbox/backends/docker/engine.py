@@ -69,6 +69,23 @@ class Engine:
         work = functools.partial(self._call, method, args, kwargs, ran)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    async def stream(self, method: str, each: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+        """As `call`, for methods that return pieces: `each` gets them in a thread. Returns what comes beside them."""
+        work = functools.partial(self._consume, method, each, args, kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _consume(
+        self, method: str, each: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        found = self._call(method, args, kwargs, Ran.MAYBE)
+        pieces, beside = found if isinstance(found, tuple) else (found, None)
+        try:
+            for piece in pieces:
+                each(piece)
+        except (self._errors.DockerException, OSError) as error:
+            raise SandboxError(f"the Docker Engine at {self.host} broke off {method}: {error}") from error
+        return beside
+
     def _knock(self) -> None:
         """OSError when the engine's socket takes no connection: the package would leave its own socket open then."""
         if self.host.startswith("unix://"):

@@ -50,9 +50,9 @@ class Handoff:
             return answer.decode(errors="replace")
 
     def close(self) -> None:
+        """The door's file stays, as a socket that nobody listens on: the engine wants to find what it mounted."""
         self._listener.close()
         self._door.close()
-        self.path.unlink(missing_ok=True)
 
 
 def listens(folder_fd: int, sandbox_id: str) -> bool:

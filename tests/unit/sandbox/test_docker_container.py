@@ -17,7 +17,7 @@ SPEC = SandboxSpec(image="img:1", limits=SandboxLimits(memory_mb=100, disk_mb=10
 
 def asked(**settings: Any) -> Any:
     handoff = Path("/run/x/sb-1.handoff")
-    return creation("sb-1", SPEC, DockerConfig(**settings), controller="c", owner="run-1", handoff=handoff)
+    return creation("sb-1", SPEC, DockerConfig(**settings), "img:1", controller="c", owner="run-1", handoff=handoff)
 
 
 def test_the_walls_are_there_whatever_is_configured() -> None:
@@ -30,7 +30,7 @@ def test_the_walls_are_there_whatever_is_configured() -> None:
         assert host["NanoCpus"] == 500_000_000
         assert host["PidsLimit"] == 21, "sandboxd is one of them"
         assert host["MemorySwap"] == host["Memory"], "no swap beyond the limit"
-        assert all(mount["ReadOnly"] for mount in host["Mounts"])
+        assert all(mount["ReadOnly"] for mount in host["Mounts"] if mount["Type"] == "bind")
         assert not {"Privileged", "Binds", "PidMode", "UsernsMode", "Devices"} & host.keys()
 
 
@@ -42,22 +42,23 @@ def test_the_network_is_none_unless_one_is_named() -> None:
 def test_each_kind_of_disk_limit() -> None:
     tmpfs = asked()["HostConfig"]
     assert tmpfs["ReadonlyRootfs"]
-    assert {path: options.rpartition("size=")[2] for path, options in tmpfs["Tmpfs"].items()} == {
-        "/work": "10m",
-        "/tmp": "10m",
+    options = {
+        m["Target"]: m["VolumeOptions"]["DriverConfig"]["Options"] for m in tmpfs["Mounts"] if "VolumeOptions" in m
     }
+    assert options.keys() == {"/work", "/tmp"}
+    assert {made["o"].rpartition("size=")[2] for made in options.values()} == {"10m"}
     assert tmpfs["Memory"] == 110 << 20, "files in a tmpfs are paid from the disk limit"
     quota = asked(disk="quota")["HostConfig"]
     assert quota["StorageOpt"] == {"size": "10m"}
     assert quota["Memory"] == 100 << 20
-    assert not {"StorageOpt", "Tmpfs", "ReadonlyRootfs"} & asked(disk="unlimited")["HostConfig"].keys()
+    assert not {"StorageOpt", "ReadonlyRootfs"} & asked(disk="unlimited")["HostConfig"].keys()
 
 
 def test_without_sandboxd_nothing_of_the_host_is_mounted() -> None:
-    plain = creation("sb-1", SPEC, DockerConfig(), controller="c", owner="", handoff=None)
-    assert "Mounts" not in plain["HostConfig"]
+    plain = creation("sb-1", SPEC, DockerConfig(), "img:1", controller="c", owner="", handoff=None)
+    assert {mount["Type"] for mount in plain["HostConfig"]["Mounts"]} == {"volume"}
     assert plain["HostConfig"]["CapDrop"] == ["ALL"]
-    assert plain["HostConfig"]["Tmpfs"].keys() == {"/work", "/tmp", "/run/agentrl"}
+    assert plain["HostConfig"]["Tmpfs"].keys() == {"/run/agentrl"}
     assert plain["Labels"]["agentrl.workdir"] == "/work", "for a controller that adopts it"
 
 
