@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -131,6 +132,20 @@ class ControllerProcess:
     async def wait(self) -> int:
         assert self._process is not None
         return await self._process.wait()
+
+
+@asynccontextmanager
+async def running_controller(settings: Mapping[str, Any]) -> AsyncIterator[tuple[SandboxClient, str]]:
+    """A controller as a process of its own in a fresh folder, once it serves: its client and its URL."""
+    process = ControllerProcess(Path(tempfile.mkdtemp(prefix="sandbox-bench-")), settings=settings)
+    await process.start()
+    client = SandboxClient(process.url, token=TOKEN)
+    try:
+        await client.list()
+        yield client, process.url
+    finally:
+        await client.close()
+        await process.signal(signal.SIGTERM)
 
 
 ONE_UID = ("unshare", "--user", "--map-root-user")
