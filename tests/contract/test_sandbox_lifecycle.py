@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
+from collections import Counter
 from collections.abc import Coroutine, Generator
 from pathlib import Path
 from types import coroutine
@@ -86,6 +87,8 @@ async def test_delete_works_in_every_state(client: SandboxClient, backend: str, 
     with pytest.raises(SandboxError):
         await client.create(SandboxSpec(files={"../x": ""}), owner="test", key="failed")
     await client.create(SPEC, owner="test", key="ready")
+    if backend != "kubernetes":
+        await client.handle((await client.create(SPEC, owner="test", key="paused")).id).pause()
     busy = (await client.create(SPEC, owner="test", key="busy")).id
     running = asyncio.create_task(client.handle(busy).exec(sh("sleep 30")))
     await client.handle(busy).exec(sh("true"))
@@ -97,7 +100,7 @@ async def test_delete_works_in_every_state(client: SandboxClient, backend: str, 
         await running
     states = {view.id: view.state for view in await client.list(live=False)}
     assert states.pop(lost) is SandboxState.LOST
-    assert sorted(states.values()) == ["CLOSED", "CLOSED", "FAILED"]
+    assert Counter(states.values()) == {"FAILED": 1, "CLOSED": len(states) - 1}
 
 
 async def test_a_renewal_that_races_the_sweep_makes_nothing_immortal(client: SandboxClient) -> None:

@@ -130,6 +130,17 @@ async def test_a_paused_sandbox_without_a_controller_ends_with_its_lease(tmp_pat
     assert not alive
 
 
+async def test_a_fork_server_that_is_stopped_ends_paused_sandboxes_too(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path / "sandbox")
+    await backend.start(lambda sandbox_id, cause: None)
+    await backend.create("sb-still", SPEC, "o")
+    await backend.pause("sb-still")
+    everyone = [fork_server(tmp_path), *tree(tmp_path)]
+    await backend.stop()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, everyone, 20)
+    assert not alive
+
+
 async def test_what_a_killed_fork_server_left_frozen_ends(tmp_path: Path) -> None:
     async with local_service(tmp_path) as client:
         async with client.acquire(SPEC, owner="test", key="k") as sandbox:
