@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from sandboxes import fork_server, local_service, sh
 
@@ -71,3 +73,42 @@ async def test_cgroups_end_with_their_sandboxes(tmp_path: Path) -> None:
     async with local_service(tmp_path) as client, client.acquire(spec(), owner="test", key="next") as sandbox:
         assert ours() == {sandbox.id}
     assert ours() == set()
+
+
+@pytest.fixture
+def v2_folder() -> Iterator[Path]:
+    """A cgroup of ours in the v2 hierarchy, also where v1 has the controllers."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    points = [fields[1] for fields in mounts if fields[2] == "cgroup2"]
+    folder = Path(points[0] if points else "/nowhere") / f"agentrl-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"this user may make no cgroup in the v2 hierarchy here: {error}")
+    yield folder
+    folder.rmdir()
+
+
+async def test_a_v2_cgroup_freezes_and_thaws(v2_folder: Path) -> None:
+    groups = cgroups.Cgroups(dict.fromkeys(cgroups.CONTROLLERS, str(v2_folder)), unified=True)
+    (v2_folder / "sb-one").mkdir()
+    loop = psutil.Popen(["sh", "-c", "while :; do :; done"])
+    try:
+        (v2_folder / "sb-one" / "cgroup.procs").write_text(str(loop.pid))
+        groups.freeze("sb-one", within_s=10.0)
+        before = loop.cpu_times()
+        await asyncio.sleep(0.3)
+        assert loop.cpu_times() == before
+        groups.thaw("sb-one")
+        async with asyncio.timeout(20):
+            while loop.cpu_times() == before:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    finally:
+        loop.kill()
+        await asyncio.to_thread(loop.wait)
+    groups.remove("sb-one")
+    async with asyncio.timeout(20):
+        while groups.leftover:
+            groups.retry()
+            await asyncio.sleep(0.02)
+    assert not (v2_folder / "sb-one").exists()
