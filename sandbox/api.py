@@ -28,6 +28,7 @@ from sandbox.backends.kubernetes.backend import KubernetesBackend
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.channel import Answer
 from sandbox.controller import Controller
+from sandbox.egress import EgressProxy
 from sandbox.election import Election
 from sandbox.metrics import SPECS
 from sandbox.passing import PASSED
@@ -49,13 +50,16 @@ def leave() -> None:
     os._exit(LOST_LEADERSHIP)
 
 
-def make_backend(config: SandboxConfig, folder: Path) -> Backend:
+def make_backend(config: SandboxConfig, folder: Path, metrics: Metrics) -> Backend:
+    if config.egress and config.backend != "docker":
+        raise ConfigError(f"sandbox.egress works on the docker backend, and this is {config.backend!r}")
     if config.backend == "local":
         return LocalBackend(folder, require_isolation=config.require_isolation, require_cgroups=config.require_cgroups)
     if config.backend == "kubernetes":
         return KubernetesBackend(config.kubernetes, require_isolation=config.require_isolation)
     if config.backend == "docker":
-        return DockerBackend(folder, config.docker)
+        egress = EgressProxy(config.egress, metrics) if config.egress else None
+        return DockerBackend(folder, config.docker, egress=egress)
     raise ConfigError(f"sandbox.backend = {config.backend!r} is not built yet: use 'local'")
 
 
@@ -74,7 +78,7 @@ def create_sandbox_app(
     With a leader's lease in the config, `address` is told to others, and `lost` is called when another one leads.
     """
     metrics = Metrics(SPECS)
-    backend = make_backend(config, folder / "sandbox")
+    backend = make_backend(config, folder / "sandbox", metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -15,6 +15,8 @@ SPECS: tuple[MetricSpec, ...] = (
     MetricSpec("sandbox/ended_total", "counter", "sandboxes that ended, by terminal state", labels=("state",)),
     MetricSpec("sandbox/refused_total", "counter", "creations refused for lack of capacity"),
     MetricSpec("sandbox/orphans_total", "counter", "sandboxes destroyed because the store did not know them"),
+    MetricSpec("sandbox/egress_total", "counter", "connections out of sandboxes through the controller's proxy"),
+    MetricSpec("sandbox/egress_refused_total", "counter", "connections that sandbox.egress did not allow"),
     MetricSpec("sandbox/create_seconds", "histogram", "from the request to READY"),
     MetricSpec("sandbox/exec_seconds", "histogram", "one command through sandboxd, its run time included"),
     MetricSpec("sandbox/close_seconds", "histogram", "from CLOSING to CLOSED"),

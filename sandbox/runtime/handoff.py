@@ -17,6 +17,7 @@ import struct
 import sys
 from typing import Any, NoReturn
 
+from sandbox.runtime.egress import Egress
 from sandbox.runtime.sandboxd import Config, Daemon
 
 PATH = "/run/agentrl/handoff.sock"
@@ -62,6 +63,8 @@ def main() -> NoReturn:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         daemon = Daemon(Config(config["workdir"], config["ttl_s"], env), listener)
         protect()
+        if config.get("egress"):
+            Egress(daemon, config["egress"])
         daemon.files.write_all(config["files"])
     except Exception as error:
         peer.sendall(f"{type(error).__name__}: {error}".encode()[:4000])

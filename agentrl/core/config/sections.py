@@ -186,6 +186,9 @@ class SandboxConfig(Section):
     """Refuse to start where the kernel allows no namespaces, instead of warning."""
     require_cgroups: bool = False
     """On `local`, refuse to start where limits do not hold for a sandbox as a whole, instead of warning."""
+    egress: tuple[str, ...] = ()
+    """What sandboxes reach through the controller's proxy although they have no network: `host:port`, `*.domain:port`,
+    `address:port`; empty is nothing. On `kubernetes` see `kubernetes.egress`."""
     docker: DockerConfig = DockerConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
 

@@ -23,21 +23,24 @@ from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
 from sandbox.backends.docker.container import (
     CONTROLLER,
+    EGRESS,
     PLAIN,
-    SANDBOX,
+    PROXY,
     TTL,
     WORKDIR,
     creation,
     image_of,
     state_cause,
 )
+from sandbox.backends.docker.containers import Containers, NoProgram
 from sandbox.backends.docker.ends import Ends
-from sandbox.backends.docker.engine import Engine, is_absent, is_busy
+from sandbox.backends.docker.engine import Engine, is_absent
 from sandbox.backends.docker.handoff import Handoff, listens
 from sandbox.backends.docker.images import Images
 from sandbox.backends.docker.keeping import Keeper
 from sandbox.backends.docker.plain import PlainChannel, PlainSandbox
 from sandbox.channel import Channel, Stream
+from sandbox.egress import EgressProxy, environment
 from sandbox.runtime.wire import Refused
 
 log = logging.getLogger(__name__)
@@ -45,26 +48,23 @@ log = logging.getLogger(__name__)
 PROBE_S = 10.0
 RUNNING = frozenset({"running", "paused", "restarting"})
 ENDED = frozenset({"exited", "dead"})
-REMOVAL_S = 30.0
 NOTICE_S = 3.0
-
-
-class _NoPython(Exception):
-    """The first program of a container is not in its image."""
 
 
 class DockerBackend:
     """Sandboxes as containers of a Docker Engine."""
 
-    def __init__(self, folder: Path, config: DockerConfig) -> None:
+    def __init__(self, folder: Path, config: DockerConfig, *, egress: EgressProxy | None = None) -> None:
         self.folder, self.config = folder, config
         self.isolation = "docker"
         self._folder_fd = -1
         self._engine: Engine | None = None
+        self.containers: Containers
         self.images: Images
         self.keeper: Keeper
         self._controller, self._runtime = "", ""
         self._exec_only = config.way_in == "exec"
+        self._egress = egress
         self._plain: dict[str, PlainSandbox] = {}
         """Those without sandboxd."""
         self._ends = Ends()
@@ -84,9 +84,11 @@ class DockerBackend:
         self._controller = self._identity()
         self._engine = await asyncio.to_thread(Engine, self.config.host)
         try:
+            self.containers = Containers(self._engine, self._controller)
             self.images = Images(self._engine, self.config)
             self.keeper = Keeper(self._engine, self.folder, self._controller)
             await self._check()
+            await self._let_out()
             await self._adopt()
         except BaseException:
             await self.detach()
@@ -116,6 +118,16 @@ class DockerBackend:
         if self._exec_only:
             log.warning("the sandboxes at %s are reached by the engine's exec API, which is slow", self.engine.host)
 
+    async def _let_out(self) -> None:
+        """Serve the way out, in a folder that is mounted, so that sandboxes see a later controller's socket too."""
+        if self._egress is None:
+            return
+        if self.config.network != "none" or self._exec_only:
+            raise ConfigError("sandbox.egress needs sandbox.docker.network = 'none' and sandboxd, not the exec API")
+        (self.folder / "egress").mkdir(exist_ok=True)
+        (self.folder / "egress").chmod(0o755)
+        await self._egress.start(f"/proc/self/fd/{self._folder_fd}/egress/{PROXY}")
+
     async def _adopt(self) -> None:
         """Keep the containers of an earlier controller that serve; remove those that never came so far."""
 
@@ -135,7 +147,7 @@ class DockerBackend:
             finally:
                 channel.close()
 
-        found = await self._list()
+        found = await self.containers.list()
         self._ends.containers = {sandbox_id: container["Id"] for sandbox_id, container in found.items()}
         running = {i: c for i, c in found.items() if c["State"] in RUNNING}
         await asyncio.gather(*(probe(i, c["Labels"], c["Id"], c["State"]) for i, c in running.items()))
@@ -143,13 +155,15 @@ class DockerBackend:
 
     async def stop(self) -> None:
         if self._engine is not None:
-            await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self._list()))
+            await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self.containers.list()))
             await self.keeper.forget_all()
         await self.detach()
 
     async def detach(self) -> None:
         """Let go of the engine and its containers; their leases run on."""
         await asyncio.gather(*(plain.close() for plain in self._plain.values()))
+        if self._egress is not None:
+            await self._egress.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -177,7 +191,7 @@ class DockerBackend:
             try:
                 await self._create_served(sandbox_id, spec, owner, image)
                 return
-            except _NoPython as error:
+            except NoProgram as error:
                 if self.config.way_in == "socket":
                     raise Unsupported(
                         f"image {image!r} has no {self.config.python!r}, in which sandboxd runs: add a Python of 3.7 "
@@ -190,6 +204,8 @@ class DockerBackend:
             self.images.plain.add(image)
             self.isolation = f"docker, {self._runtime}; by the exec API in {', '.join(sorted(self.images.plain))}"
             await self.destroy(sandbox_id)
+        if self._egress is not None:
+            raise Unsupported(f"sandbox.egress needs a Python in the image, and {image!r} has none")
         await self._create_plain(sandbox_id, spec, owner, image)
 
     async def _create_served(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str) -> None:
@@ -197,7 +213,16 @@ class DockerBackend:
         handoff = Handoff(self.folder, self._folder_fd, sandbox_id)
         try:
             await self._place(sandbox_id, spec, owner, image, handoff.path)
-            await self._hand_over(handoff, self._ends.containers[sandbox_id], died, spec)
+            env, proxy = (environment(), f"{EGRESS}/{PROXY}") if self._egress is not None else ({}, "")
+            config = {
+                "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": {**env, **spec.env}, "files": dict(spec.files),
+                "egress": proxy,
+            }  # fmt: skip
+            why = await handoff.hand_over(config, died, within_s=self.config.start_timeout_s)
+            if why:
+                written = await self.engine.call("logs", self._ends.containers[sandbox_id], tail=20)
+                said = written.decode(errors="replace")
+                raise SandboxError(f"the container did not become a sandbox: {why}; it wrote: {said}", ran=Ran.NO)
         finally:
             handoff.close()
             del self._ends.starting[sandbox_id]
@@ -210,8 +235,7 @@ class DockerBackend:
                 sandbox_id, self._ends.containers[sandbox_id], spec.workdir, spec.ttl_s
             )
             await plain.write_all(spec.files)
-        except _NoPython as error:
-            image = image_of(spec, self.config)
+        except NoProgram as error:
             raise Unsupported(
                 f"image {image!r} has neither {self.config.python!r} nor `sh`: add one of them"
             ) from error
@@ -221,73 +245,28 @@ class DockerBackend:
             del self._ends.starting[sandbox_id]
 
     async def _place(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str, handoff: Path | None) -> None:
-        """Create the container and start it. _NoPython when its first program is not there."""
+        """Create the container and start it. NoProgram when its first program is not there."""
+        way_out = None if self._egress is None else self.folder.resolve() / "egress"
         ours = {"controller": self._controller, "owner": owner}
-        body, name = creation(sandbox_id, spec, self.config, image, handoff=handoff, **ours), f"agentrl-{sandbox_id}"
-        try:
-            made = await self.engine.call("create_container_from_config", body, name)
-        except SandboxError as error:
-            if not is_absent(error):
-                raise
-            await self.images.pull(body["Image"])
-            made = await self.engine.call("create_container_from_config", body, name)
-        self._ends.containers[sandbox_id] = made["Id"]
-        try:
-            await self.engine.call("start", made["Id"])
-        except SandboxError as error:
-            if "executable file not found" in str(error) or "no such file or directory" in str(error):
-                raise _NoPython from error
-            raise
+        body = creation(sandbox_id, spec, self.config, image, handoff=handoff, egress=way_out, **ours)
+        container = self._ends.containers[sandbox_id] = await self.containers.create(sandbox_id, body, self.images.pull)
+        await self.containers.start(container)
         if spec.snapshot:
-            await self.keeper.restore(made["Id"], spec)
+            await self.keeper.restore(container, spec)
 
     def _as_plain(self, sandbox_id: str, container: str, workdir: str, ttl_s: float) -> PlainSandbox:
         journal = self.folder / f"{sandbox_id}.keys"
         return PlainSandbox(self.engine, container, journal, workdir=workdir, ttl_s=ttl_s)
 
-    async def _hand_over(self, handoff: Handoff, container: str, died: asyncio.Future[str], spec: SandboxSpec) -> None:
-        """Give the container its listener and configuration, and await its ok, or its end."""
-        config = {
-            "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": dict(spec.env), "files": dict(spec.files)
-        }  # fmt: skip
-        serving = asyncio.create_task(handoff.serve(config))
-        try:
-            await asyncio.wait({serving, died}, timeout=self.config.start_timeout_s, return_when="FIRST_COMPLETED")
-            if serving.done() and (refusal := serving.result()) == "ok":
-                return
-            if serving.done() and refusal:
-                raise SandboxError(f"sandboxd could not be set up: {refusal}", blame=Blame.CALLER, ran=Ran.NO)
-            written = (await self.engine.call("logs", container, tail=20)).decode(errors="replace")
-            why = died.result() if died.done() else f"it did not serve within {self.config.start_timeout_s:.0f} s"
-            raise SandboxError(f"the container did not become a sandbox: {why}; it wrote: {written}", ran=Ran.NO)
-        finally:
-            serving.cancel()
-            await asyncio.wait({serving})
-
     async def destroy(self, sandbox_id: str) -> None:
         container = self._ends.forget(sandbox_id)
         if container is None:
             # Also what the engine created for a request whose answer never came.
-            container = (await self._list(sandbox_id)).get(sandbox_id, {}).get("Id")
+            container = (await self.containers.list(sandbox_id)).get(sandbox_id, {}).get("Id")
         if container is not None:
-            await self._remove(container)
+            await self.containers.remove(container)
             await self.keeper.clear()
         self._forget_files(sandbox_id)
-
-    async def _remove(self, container: str) -> None:
-        """Returns when the engine does not know it any more."""
-        deadline = time.monotonic() + REMOVAL_S
-        while True:
-            try:
-                await self.engine.call("remove_container", container, force=True, v=True)
-                return
-            except SandboxError as error:
-                if is_absent(error):
-                    return
-                # Busy: another removal of it is in progress.
-                if not is_busy(error) or time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.05)
 
     def _forget_files(self, sandbox_id: str) -> None:
         plain = self._plain.pop(sandbox_id, None)
@@ -298,16 +277,10 @@ class DockerBackend:
 
     # --- what is there, what ended -------------------------------------------------------------
 
-    async def _list(self, sandbox_id: str = "") -> dict[str, Any]:
-        """Our containers by sandbox id, in whatever state."""
-        labels = [f"{CONTROLLER}={self._controller}", f"{SANDBOX}={sandbox_id}" if sandbox_id else SANDBOX]
-        found = await self.engine.call("containers", all=True, filters={"label": labels})
-        return {container["Labels"][SANDBOX]: container for container in found}
-
     async def inventory(self) -> Inventory:
         served = self._ends.containers.keys() - self._ends.starting.keys() - self._plain.keys()
         await asyncio.gather(*map(self._settled, served))
-        found = await self._list()
+        found = await self.containers.list()
         await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] in ENDED))
         live = frozenset(i for i, c in found.items() if c["State"] not in (*ENDED, "removing"))
         live -= self._ends.causes.keys()
@@ -356,7 +329,7 @@ class DockerBackend:
         if sandbox_id in self._ends.starting:
             return
         try:
-            await self._remove(container)
+            await self.containers.remove(container)
         except SandboxError as error:
             log.warning("the ended container of sandbox %s is not removed yet: %s", sandbox_id, error)
         self._forget_files(sandbox_id)

@@ -28,6 +28,8 @@ PLAIN, WORKDIR, TTL = "agentrl.plain", "agentrl.workdir", "agentrl.ttl"
 PLAIN_PIDS = 8
 """What the processes around commands may take there, beside those of the task."""
 INSIDE = posixpath.dirname(PATH)
+EGRESS, PROXY = f"{INSIDE}/egress", "proxy.sock"
+"""The folder with the way out, and its socket there."""
 START = f"import sys; sys.path.insert(0, {INSIDE!r}); from sandbox.runtime.handoff import main; main()"
 MIB = 1 << 20
 
@@ -47,7 +49,7 @@ def volumes(spec: SandboxSpec) -> tuple[str, ...]:
 
 def creation(
     sandbox_id: str, spec: SandboxSpec, config: DockerConfig, image: str, *, controller: str, owner: str,
-    handoff: Path | None,
+    handoff: Path | None, egress: Path | None = None,
 ) -> Any:  # fmt: skip
     """The body of the engine's request to create it: with sandboxd, or without when nothing is to be handed over."""
     host = {**_limits(spec, config), **_walls(config)}
@@ -71,6 +73,8 @@ def creation(
         {"Type": "bind", "Source": str(runtime), "Target": f"{INSIDE}/sandbox/runtime", "ReadOnly": True},
         {"Type": "bind", "Source": str(handoff), "Target": PATH, "ReadOnly": True},
     ]
+    if egress is not None:
+        host["Mounts"].append({"Type": "bind", "Source": str(egress), "Target": EGRESS, "ReadOnly": True})
     # -I and -S: nothing of the image's environment or site directories reaches the runtime.
     return body | {"Entrypoint": [config.python, "-I", "-S", "-c", START]}
 
