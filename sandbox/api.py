@@ -51,14 +51,16 @@ def leave() -> None:
 
 
 def make_backend(config: SandboxConfig, folder: Path, metrics: Metrics) -> Backend:
-    if config.egress and config.backend != "docker":
-        raise ConfigError(f"sandbox.egress works on the docker backend, and this is {config.backend!r}")
+    if config.egress and config.backend == "kubernetes":
+        raise ConfigError("sandbox.egress works on local and docker: on kubernetes use sandbox.kubernetes.egress")
+    egress = EgressProxy(config.egress, metrics) if config.egress else None
     if config.backend == "local":
-        return LocalBackend(folder, require_isolation=config.require_isolation, require_cgroups=config.require_cgroups)
+        return LocalBackend(
+            folder, require_isolation=config.require_isolation, require_cgroups=config.require_cgroups, egress=egress
+        )
     if config.backend == "kubernetes":
         return KubernetesBackend(config.kubernetes, require_isolation=config.require_isolation)
     if config.backend == "docker":
-        egress = EgressProxy(config.egress, metrics) if config.egress else None
         return DockerBackend(folder, config.docker, egress=egress)
     raise ConfigError(f"sandbox.backend = {config.backend!r} is not built yet: use 'local'")
 

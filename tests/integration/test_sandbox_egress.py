@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sandboxes import TOKEN, ControllerProcess, sandbox_config, service
+from sandboxes import NO_NAMESPACES, TOKEN, ControllerProcess, sandbox_config, service
 
 from agentrl.core.errors import ConfigError, Unsupported
 from agentrl.core.telemetry import Metrics
@@ -59,8 +59,9 @@ async def python(sandbox: RemoteSandbox, script: str, *args: str) -> ExecResult:
     return await sandbox.exec(ExecRequest(argv=("python3", "-c", script, *args), timeout_s=30))
 
 
-async def test_listed_places_are_reached_and_no_others(server: int, tmp_path: Path) -> None:
-    config = sandbox_config("docker", egress=(f"127.0.0.1:{server}",))
+@pytest.mark.parametrize("backend", ["local", "docker"])
+async def test_listed_places_are_reached_and_no_others(backend: str, server: int, tmp_path: Path) -> None:
+    config = sandbox_config(backend, egress=(f"127.0.0.1:{server}",))
     async with service(tmp_path, config) as client, client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
         # The address would be the sandbox's own otherwise.
         env = {"NO_PROXY": "", "no_proxy": ""}
@@ -76,8 +77,9 @@ async def test_listed_places_are_reached_and_no_others(server: int, tmp_path: Pa
         assert "agentrl_sandbox_egress_refused_total 1" in metrics
 
 
-async def test_an_adopted_sandbox_still_gets_out(server: int, tmp_path: Path) -> None:
-    settings = sandbox_config("docker", egress=(f"127.0.0.1:{server}",)).model_dump(mode="json")
+@pytest.mark.parametrize("backend", ["local", "docker"])
+async def test_an_adopted_sandbox_still_gets_out(backend: str, server: int, tmp_path: Path) -> None:
+    settings = sandbox_config(backend, egress=(f"127.0.0.1:{server}",)).model_dump(mode="json")
     process = ControllerProcess(tmp_path, settings=settings)
     await process.start()
     client = SandboxClient(process.url, token=TOKEN)
@@ -88,6 +90,13 @@ async def test_an_adopted_sandbox_still_gets_out(server: int, tmp_path: Path) ->
         assert got.stdout.decode().strip() == hashlib.sha256(DATA).hexdigest()
     await client.close()
     await process.signal(signal.SIGTERM)
+
+
+async def test_without_namespaces_it_is_refused(tmp_path: Path) -> None:
+    process = ControllerProcess(tmp_path, under=NO_NAMESPACES, settings={"egress": ["example.org:443"]})
+    await process.start()
+    assert await process.wait() != 0
+    assert "sandbox.egress needs namespaces" in (tmp_path / "controller.log").read_text()
 
 
 async def test_where_it_cannot_work_it_is_refused(tmp_path: Path) -> None:

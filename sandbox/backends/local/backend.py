@@ -17,8 +17,10 @@ from typing import Any
 from agentrl.core.errors import ConfigError, Ran, SandboxError, Unsupported
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
+from sandbox.backends.local.birth import EGRESS, PROXY
 from sandbox.backends.local.peers import SOCKET
 from sandbox.channel import Channel, Stream
+from sandbox.egress import EgressProxy, environment
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +41,10 @@ class LocalBackend:
         require_cgroups: bool = False,
         idle_s: float = 60.0,
         ask_s: float = ASK_S,
+        egress: EgressProxy | None = None,
     ) -> None:
         self.folder = folder
+        self._egress = egress
         self.isolation = "unknown"
         self._require_isolation, self._require_cgroups = require_isolation, require_cgroups
         self._idle_s, self._ask_s = idle_s, ask_s
@@ -63,7 +67,10 @@ class LocalBackend:
         self._placed = set(hello["live"])
         try:
             self._judge(hello["why_not"], hello["why_no_cgroups"])
-        except ConfigError:
+            if self._egress is not None:
+                (self.folder / EGRESS).mkdir(exist_ok=True)
+                await self._egress.start(f"/proc/self/fd/{self._folder_fd}/{EGRESS}/{PROXY}")
+        except BaseException:
             await self.stop()
             raise
 
@@ -81,6 +88,8 @@ class LocalBackend:
                 "for lack of memory is reported as SIGNALED. Set sandbox.require_cgroups to refuse this.",
                 why_no_cgroups,
             )
+        if why_not and self._egress is not None:
+            raise ConfigError(f"sandbox.egress needs namespaces, and this kernel allows none ({why_not})")
         if why_not and self._require_isolation:
             raise ConfigError(
                 f"sandbox.require_isolation is set, but this kernel allows no namespaces ({why_not}): "
@@ -172,7 +181,9 @@ class LocalBackend:
     async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
         if spec.image:
             raise Unsupported(f"the local backend has no images, but the spec asks for {spec.image!r}")
-        await self._ask("create", id=sandbox_id, spec=spec.model_dump())
+        env = spec.env if self._egress is None else {**environment(), **spec.env}
+        asked = spec.model_dump() | {"env": dict(env), "egress": self._egress is not None}
+        await self._ask("create", id=sandbox_id, spec=asked)
         self._placed.add(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -210,6 +221,8 @@ class LocalBackend:
     async def detach(self) -> None:
         """Let go of the fork server and its sandboxes; their leases run on."""
         self._placed = set()
+        if self._egress is not None:
+            await self._egress.close()
         if self._writer is not None:
             self._writer.close()
         if self._reading is not None:

@@ -18,8 +18,11 @@ from typing import Any, NoReturn
 from sandbox.backends.local import isolation, layers
 from sandbox.backends.local import kernel as k
 from sandbox.backends.local.cgroups import Cgroups
+from sandbox.runtime.egress import Egress
 from sandbox.runtime.sandboxd import Config, Daemon
 
+EGRESS, PROXY = "egress", "proxy.sock"
+"""The folder with the way out, and its socket there."""
 PARENT_ENDED = 71
 """Exit code of a sandbox whose fork server was killed."""
 
@@ -77,13 +80,16 @@ def _isolated(ground: Ground, name: str, spec: Mapping[str, Any], uid: int, list
     counter, memory_mb = _limit(ground, name, limits)
     with contextlib.ExitStack() as stack:
         archive = stack.enter_context(open(ground.snapshot(spec["snapshot"]), "rb")) if spec["snapshot"] else None
-        isolation.enter(f"{ground.folder}/root", f"{ground.folder}/mnt", name, owner, spec)
+        egress = f"{ground.folder}/{EGRESS}" if spec["egress"] else ""
+        isolation.enter(f"{ground.folder}/root", f"{ground.folder}/mnt", name, owner, spec, egress=egress)
         if archive is not None:
             layers.unpack("/", archive, owner)
     env = _environment(spec, spec["workdir"])
     daemon = Daemon(Config(spec["workdir"], spec["ttl_s"], env, oom_counter=counter), listener)
     isolation.limit_resources(memory_mb, limits["pids"] if owner else None)
     isolation.drop_privileges(owner)
+    if egress:
+        Egress(daemon, f"{isolation.EGRESS}/{PROXY}")
     return daemon
 
 

@@ -21,6 +21,8 @@ from sandbox.backends.local import kernel as k
 
 VISIBLE = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 """Folders of the host's root that a sandbox may read."""
+EGRESS = "/run/agentrl/egress"
+"""Where the folder with the way out is inside, if there is one."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 NAMESPACES = k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS
 FIRST_UID = 200_000
@@ -95,9 +97,10 @@ def _device(source: str, target: str) -> None:
         k.mount(source, target, flags=k.MS_BIND)
 
 
-def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[str, Any]) -> None:
+def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[str, Any], *, egress: str = "") -> None:
     """Turn the calling process, the first of a new pid namespace, into the init of a sandbox that `owner` works in.
 
+    `egress` is a folder of the host to show at EGRESS, or empty.
     Every call here is paid for by every sandbox; what can be done once is in `build_template` and `forswear`.
     """
     k.unshare(NAMESPACES)
@@ -112,6 +115,8 @@ def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[
         else:
             os.mkdir(inside)
             k.mount(entry.path, inside, flags=k.MS_BIND | k.MS_REC)
+    if egress:
+        _bind_read_only(egress, mount_point + EGRESS, hidden="")
     os.mkdir(f"{mount_point}/proc")
     k.mount("proc", f"{mount_point}/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
     k.pivot_root(mount_point)
