@@ -17,6 +17,7 @@ MARKER = "AGENTRL_COMMAND"
 """Environment variable that names the command a process belongs to."""
 OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 PR_SET_CHILD_SUBREAPER = 36
+CAP_SETUID = 7
 LOOKS = 3
 """How often in a row nobody must be seen until nobody is there."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -142,6 +143,16 @@ def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int,
     # Its end is ours to collect: a Popen with a return code does not look for one.
     process.returncode = 0
     return process.pid
+
+
+def may_change_user() -> bool:
+    """Whether we have the capability to."""
+    try:
+        with open("/proc/self/status") as status:
+            effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return os.geteuid() == 0
+    return bool(effective & 1 << CAP_SETUID)
 
 
 def become_user(user: str) -> Callable[[], None]:

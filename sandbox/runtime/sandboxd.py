@@ -30,6 +30,7 @@ from sandbox.runtime.processes import (
     descendants,
     kill_all,
     marker_of,
+    may_change_user,
     oom_counter,
     oom_kills,
     processes,
@@ -278,8 +279,8 @@ class Daemon:
         argv, user = request["argv"], request.get("user", "")
         if not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError("argv must be a list of strings that is not empty")
-        if user and os.geteuid() != 0:
-            raise Refused(501, "UNSUPPORTED", f"cannot run as user {user!r}: the runtime here is not root")
+        if user and not may_change_user():
+            raise Refused(501, "UNSUPPORTED", f"cannot run as user {user!r}: the runtime here may not change users")
         env = {**self.config.env, **request.get("env", {}), MARKER: marker}
         # A child inherits the score at its birth: this way the kernel's OOM killer takes commands before us,
         # and lowering ours again to what it was needs no privilege.

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandboxes import sandbox_config
+from sandboxes import pids, sandbox_config, service
 
-from agentrl.core.config import DockerConfig
+from agentrl.core.config import DockerConfig, SandboxConfig
 from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, Unsupported
 from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
 from sandbox.backends.docker.backend import DockerBackend
-from sandbox.backends.docker.container import CONTROLLER, SANDBOX
+from sandbox.backends.docker.container import CONTROLLER, OWNER, SANDBOX
 from sandbox.backends.docker.engine import Engine
 
 BARE = "agentrl-test-bare:1"
@@ -232,3 +232,41 @@ async def test_snapshots_are_images_that_go_when_they_are_forgotten(
     assert not client.images.list(filters=mine)
     assert not client.volumes.list(filters=mine)
     assert [path.name for path in tmp_path.iterdir()] == ["controller"]
+
+
+STATUS = ("sh", "-c", "id -u; id -G; grep -E '^Cap(Inh|Prm|Eff|Bnd|Amb)' /proc/self/status")
+
+
+async def test_commands_run_as_other_users_of_the_image(config: DockerConfig, tmp_path: Path, client: Any) -> None:
+    settings = SandboxConfig(backend="docker", docker=config)
+    async with (
+        service(tmp_path, settings) as sandboxes,
+        sandboxes.acquire(SandboxSpec(), owner="run-7", key="k") as sandbox,
+    ):
+        container = client.containers.get(f"agentrl-{sandbox.id}")
+        assert container.labels[OWNER] == "run-7"
+        for user, ids in (("", b"0 0"), ("nobody", b"65534 65534"), ("1234", b"1234 1234"), ("0", b"0 0")):
+            said = (await sandbox.exec(ExecRequest(argv=STATUS, user=user))).stdout.split()
+            assert b" ".join(said[:2]) == ids
+            assert set(said[3::2]) == {b"0" * 16}, f"user {user!r} has a capability"
+        slow = "setsid sleep 7701 & trap '' TERM; while :; do sleep 0.1; done"
+        ended = await sandbox.exec(ExecRequest(argv=("sh", "-c", slow), user="nobody", timeout_s=0.3))
+        assert (ended.status, ended.signal) == ("TIMEOUT", 9)
+        assert await pids(sandbox, "sleep") == []
+        refused = await sandbox.exec(ExecRequest(argv=("sh", "-c", "kill -9 1; echo x > /etc/x"), user="nobody"))
+        assert refused.exit_code != 0
+        with pytest.raises(SandboxError, match="no user 'no-such'") as unknown:
+            await sandbox.exec(ExecRequest(argv=("true",), user="no-such"))
+        assert (unknown.value.blame, unknown.value.ran) == (Blame.AGENT, Ran.NO)
+
+
+async def test_other_users_are_unsupported_without_the_capabilities(config: DockerConfig, tmp_path: Path) -> None:
+    settings = SandboxConfig(backend="docker", docker=config.model_copy(update={"users": False}))
+    async with (
+        service(tmp_path, settings) as sandboxes,
+        sandboxes.acquire(SandboxSpec(), owner="a", key="k") as sandbox,
+    ):
+        with pytest.raises(Unsupported, match="may not change users"):
+            await sandbox.exec(ExecRequest(argv=("true",), user="nobody"))
+        said = (await sandbox.exec(ExecRequest(argv=STATUS))).stdout.split()
+        assert set(said[3::2]) == {b"0" * 16}

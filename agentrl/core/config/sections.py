@@ -105,6 +105,9 @@ class DockerConfig(Section):
     starts or a sandbox needs it, and again when the folder has changed."""
     runtime: str = ""
     """An OCI runtime that the engine knows by name; empty means the engine's default."""
+    users: bool = True
+    """Whether commands may run as other users of the image: sandboxd then has SETUID, SETGID and KILL, for itself alone.
+    Commands have no capability either way."""
     network: str = "none"
     """A network of the engine, which decides what sandboxes reach; `none` is no network at all."""
     disk: Literal["tmpfs", "quota", "unlimited"] = "tmpfs"

@@ -1,7 +1,7 @@
 """What a sandbox is as a container, and what a container's end means: pure functions. Used by `backend`.
 
-Invariant: a container has its labels from its creation on, no capability, no more than its limits, and nothing of
-the host's but the runtime, read-only.
+Invariant: a container has its labels from its creation on, no capability but what sandboxd keeps to itself, no more
+than its limits, and nothing of the host's but the runtime, read-only.
 """
 
 from __future__ import annotations
@@ -67,6 +67,9 @@ def creation(
     }
     if handoff is None:
         return _plain(body, spec)
+    if config.users:
+        # For sandboxd, which gives up SETPCAP at once, and of the others passes nothing on to commands.
+        host["CapAdd"] = ["SETUID", "SETGID", "KILL", "SETPCAP"]
     runtime = Path(sandbox.runtime.__file__).parent
     host["Mounts"] = [
         *host.get("Mounts", ()),

@@ -26,6 +26,7 @@ def test_the_walls_are_there_whatever_is_configured() -> None:
         host = body["HostConfig"]
         assert body["Labels"] == {"agentrl.controller": "c", "agentrl.sandbox": "sb-1", "agentrl.owner": "run-1"}
         assert host["CapDrop"] == ["ALL"]
+        assert set(host["CapAdd"]) == {"SETUID", "SETGID", "KILL", "SETPCAP"}, "of which sandboxd gives commands none"
         assert host["SecurityOpt"] == ["no-new-privileges"]
         assert host["NanoCpus"] == 500_000_000
         assert host["PidsLimit"] == 21, "sandboxd is one of them"
@@ -58,6 +59,8 @@ def test_without_sandboxd_nothing_of_the_host_is_mounted() -> None:
     plain = creation("sb-1", SPEC, DockerConfig(), "img:1", controller="c", owner="", handoff=None)
     assert {mount["Type"] for mount in plain["HostConfig"]["Mounts"]} == {"volume"}
     assert plain["HostConfig"]["CapDrop"] == ["ALL"]
+    assert "CapAdd" not in plain["HostConfig"]
+    assert "CapAdd" not in asked(users=False)["HostConfig"]
     assert plain["HostConfig"]["Tmpfs"].keys() == {"/run/agentrl"}
     assert plain["Labels"]["agentrl.workdir"] == "/work", "for a controller that adopts it"
 
