@@ -8,6 +8,7 @@ import json
 import logging
 import tarfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from agentrl.core.config import DockerConfig, SandboxConfig
 from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, Unsupported
 from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
 from sandbox.backends.docker.backend import DockerBackend
-from sandbox.backends.docker.container import CONTROLLER, OWNER, SANDBOX
+from sandbox.backends.docker.container import CONTROLLER, OWNER, SANDBOX, without_quotas
 from sandbox.backends.docker.engine import Engine
 
 BARE = "agentrl-test-bare:1"
@@ -148,13 +149,68 @@ async def test_a_named_network_reaches_the_container(tmp_path: Path, config: Doc
         network.remove()
 
 
-async def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, config: DockerConfig) -> None:
+async def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, config: DockerConfig, client: Any) -> None:
+    info = client.info()
+    assert "runsc" not in info["Runtimes"], "this test needs an engine without gVisor"
+    quotas = not without_quotas(info)
     for settings, why in (
-        ({"runtime": "no-such-runtime"}, "no-such-runtime"),
+        ({"runtime": "runsc"}, r"'runsc'.*knows only .*runc.*daemon\.json"),
         ({"host": f"unix://{tmp_path}/none.sock"}, "no Docker Engine answers"),
     ):
         with pytest.raises(ConfigError, match=why):
             await DockerBackend(tmp_path, config.model_copy(update=settings)).start(lambda sandbox_id, cause: None)
+    if not quotas:
+        backend = DockerBackend(tmp_path, config.model_copy(update={"disk": "quota"}))
+        with pytest.raises(ConfigError, match="has no quotas"):
+            await backend.start(lambda sandbox_id, cause: None)
+
+
+async def test_an_engine_over_tcp_is_used_by_its_exec_api(tmp_path: Path, config: DockerConfig) -> None:
+    """Nothing of this machine is mounted there."""
+    async with over_tcp() as host:
+        settings = SandboxConfig(backend="docker", docker=config.model_copy(update={"host": host}))
+        async with service(tmp_path, settings) as sandboxes:
+            assert "by the exec API" in (await sandboxes.fetch("GET", "/healthz")).json()["isolation"]
+            async with sandboxes.acquire(SandboxSpec(files={"a": "of the spec"}), owner="test", key="k") as sandbox:
+                data = bytes(range(256)) * 5000
+                echoed = await sandbox.exec(ExecRequest(argv=("cat",), stdin=data, cap_bytes=len(data)))
+                assert echoed.stdout == data
+                await sandbox.write("b", data)
+                assert await sandbox.read("b") == data
+                timed_out = await sandbox.exec(ExecRequest(argv=("sh", "-c", "cat a; sleep 60"), timeout_s=0.5))
+                assert (timed_out.status, timed_out.stdout) == ("TIMEOUT", b"of the spec")
+                with pytest.raises(Unsupported):
+                    await sandbox.open_shell()
+
+
+@asynccontextmanager
+async def over_tcp() -> AsyncIterator[str]:
+    """The URL of a port that leads to the machine's engine."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner = await asyncio.open_unix_connection("/var/run/docker.sock")
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        await asyncio.gather(pump(reader, inner[1]), pump(inner[0], writer), return_exceptions=True)
+        for each in (writer, inner[1]):
+            each.transport.abort()
+        tasks.discard(task)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await server.wait_closed()
 
 
 async def test_an_engine_that_is_gone_is_an_error_of_the_infrastructure(config: DockerConfig) -> None:

@@ -31,6 +31,7 @@ from sandbox.backends.docker.container import (
     creation,
     image_of,
     state_cause,
+    without_quotas,
 )
 from sandbox.backends.docker.containers import Containers, NoProgram
 from sandbox.backends.docker.ends import Ends
@@ -110,7 +111,12 @@ class DockerBackend:
         runtime = self.config.runtime or info["DefaultRuntime"]
         if runtime not in info["Runtimes"]:
             known = ", ".join(sorted(info["Runtimes"]))
-            raise ConfigError(f"sandbox.docker.runtime = {runtime!r}: the engine at {self.engine.host} has {known}")
+            raise ConfigError(
+                f"sandbox.docker.runtime = {runtime!r}: the engine at {self.engine.host} knows only {known}; install "
+                "it there and name it under `runtimes` in the engine's daemon.json"
+            )
+        if self.config.disk == "quota" and (why := without_quotas(info)):
+            raise ConfigError(f"sandbox.docker.disk = 'quota': {why}; use 'tmpfs', or 'unlimited' for no limit")
         self._runtime = runtime
         remote = not self.engine.host.startswith("unix://")
         self._exec_only = self.config.way_in == "exec" or (remote and self.config.way_in == "auto")

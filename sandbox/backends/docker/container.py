@@ -32,6 +32,7 @@ EGRESS, PROXY = f"{INSIDE}/egress", "proxy.sock"
 """The folder with the way out, and its socket there."""
 START = f"import sys; sys.path.insert(0, {INSIDE!r}); from sandbox.runtime.handoff import main; main()"
 MIB = 1 << 20
+QUOTA_DRIVERS = ("btrfs", "zfs", "devicemapper", "windowsfilter")
 
 
 def image_of(spec: SandboxSpec, config: DockerConfig) -> str:
@@ -93,6 +94,17 @@ def _plain(body: dict[str, Any], spec: SandboxSpec) -> dict[str, Any]:
         "WorkingDir": spec.workdir,
         "OpenStdin": True,  # what its init waits on
     }
+
+
+def without_quotas(info: Mapping[str, Any]) -> str:
+    """Why an engine cannot limit a container's writable layer, from what it says of itself; "" when it can."""
+    driver, facts = info["Driver"], dict(pair for pair in info.get("DriverStatus") or () if len(pair) == 2)
+    if driver in QUOTA_DRIVERS:
+        return ""
+    on = facts.get("Backing Filesystem", "an unknown file system")
+    if driver == "overlay2" and on == "xfs":
+        return ""  # and mounted with pquota, which only a creation shows
+    return f"the engine's storage driver {driver} on {on} has no quotas: overlay2 has them on xfs mounted with pquota"
 
 
 def _limits(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:

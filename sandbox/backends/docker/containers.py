@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from agentrl.core.errors import SandboxError
+from agentrl.core.errors import ConfigError, SandboxError
 from sandbox.backends.docker.container import CONTROLLER, SANDBOX
 from sandbox.backends.docker.engine import Engine, is_absent, is_busy
 
@@ -31,6 +31,8 @@ class Containers:
         try:
             made = await self._engine.call("create_container_from_config", body, name)
         except SandboxError as error:
+            if "storage-opt" in error.message:
+                raise ConfigError(f"sandbox.docker.disk = 'quota': {error.message}") from error
             if not is_absent(error):
                 raise
             await pull(body["Image"])

@@ -10,7 +10,7 @@ import pytest
 from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, Ran, SandboxError
 from agentrl.core.types import SandboxLimits, SandboxSpec
-from sandbox.backends.docker.container import cause_of, creation, image_of, state_cause
+from sandbox.backends.docker.container import cause_of, creation, image_of, state_cause, without_quotas
 
 SPEC = SandboxSpec(image="img:1", limits=SandboxLimits(memory_mb=100, disk_mb=10, pids=20, cpus=0.5))
 
@@ -81,3 +81,13 @@ def test_causes() -> None:
     assert cause_of(70, oom=False) == "sandboxd exited with code 70"
     assert state_cause({"ExitCode": 137, "OOMKilled": True, "Error": ""}).startswith("out of memory")
     assert state_cause({"ExitCode": 127, "Error": "no such device"}) == "no such device"
+
+
+def test_which_engines_have_quotas() -> None:
+    def info(driver: str, on: str) -> dict[str, object]:
+        return {"Driver": driver, "DriverStatus": [["Backing Filesystem", on], ["Supports d_type", "true"]]}
+
+    assert without_quotas(info("overlay2", "xfs")) == ""
+    assert without_quotas({"Driver": "zfs", "DriverStatus": None}) == ""
+    assert "overlay2 on extfs has no quotas" in without_quotas(info("overlay2", "extfs"))
+    assert "overlayfs on" in without_quotas({"Driver": "overlayfs", "DriverStatus": [["driver-type", "io.containerd"]]})
