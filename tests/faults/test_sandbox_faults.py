@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
-from sandboxes import TOKEN, ControllerProcess, fork_server, is_fork_server, local_service, sh
+from sandboxes import TOKEN, ControllerProcess, fork_server, local_service, sh
 
 from agentrl.core.errors import SandboxLost
 from agentrl.core.types import ExecRequest, SandboxSpec
@@ -155,7 +155,8 @@ async def test_thousands_of_cycles_leak_nothing(tmp_path: Path) -> None:
         await asyncio.gather(*(cycles(worker, CYCLES // 10) for worker in range(10)))
         assert await quiet(tmp_path, server) == before
         assert rows(tmp_path) == (0, CYCLES + 20)
-    assert not [p for p in psutil.process_iter() if is_fork_server(p) and str(tmp_path) in p.cwd()]
+    _, alive = await asyncio.to_thread(psutil.wait_procs, [server], 20)
+    assert not alive
 
 
 async def quiet(folder: Path, server: psutil.Process) -> dict[str, Any]:

@@ -215,6 +215,9 @@ class LocalBackend:
         try:
             if self._writer is not None:
                 await self._ask("shutdown")
+                if self._reading is not None:
+                    # It closes the connection when it ends, which is when nothing is left.
+                    await asyncio.wait({self._reading}, timeout=self._ask_s)
         finally:
             await self.detach()
 
