@@ -5,12 +5,14 @@ Invariants: a sandbox and a key make one snapshot, ever; what the backend keeps 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from weakref import WeakValueDictionary
 
 from agentrl.core.errors import AgentRLError, Conflict, NotFound
 from agentrl.core.telemetry import Metrics
@@ -39,8 +41,8 @@ class Snapshots:
         self._backend, self._store, self._records, self._verbs = backend, store, records, verbs
         self._metrics, self._retention_s = metrics, retention_s
         self._rows: dict[str, SnapshotRow] = {}
-        self._busy: set[str] = set()
-        """Those that are being made or forgotten."""
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Held by whoever makes or forgets one."""
 
     async def load(self) -> None:
         self._rows = {row.id: row for row in await self._store.all()}
@@ -50,7 +52,10 @@ class Snapshots:
         """Keep the files of a sandbox that is READY or PAUSED, for `ttl_s`; durable on return."""
         snapshot_id = "snap-" + hashlib.sha256(f"{sandbox_id} {key}".encode()).hexdigest()[:16]
         digest = f"ttl_s {ttl_s}"
-        async with self._verbs.turn(sandbox_id):
+        if snapshot_id not in self._rows and (await self._records.get(sandbox_id)).state is SandboxState.CLOSING:
+            # Told at once, not when it has ended.
+            await self._records.ready(sandbox_id)
+        async with self._verbs.turn(sandbox_id), self._lock(snapshot_id):
             known = self._rows.get(snapshot_id)
             if known is not None and known.state is not SnapshotState.MAKING:
                 return self._replayed(known, key, digest)
@@ -59,15 +64,17 @@ class Snapshots:
                 record = await self._records.ready(sandbox_id)
             now = time.time()
             row = SnapshotRow(snapshot_id, record.owner, sandbox_id, digest, SnapshotState.MAKING, now, now + ttl_s)
-            self._busy.add(snapshot_id)
-            try:
-                if known is not None:
-                    await self._undo(known)
-                await self._make(row)
-            finally:
-                self._busy.discard(snapshot_id)
+            if known is not None:
+                await self._undo(known)
+            await self._make(row)
         self._extend(sandbox_id)
-        return self._rows[snapshot_id].view()
+        return row.view()
+
+    def _lock(self, snapshot_id: str) -> asyncio.Lock:
+        lock = self._locks.get(snapshot_id)
+        if lock is None:
+            lock = self._locks[snapshot_id] = asyncio.Lock()
+        return lock
 
     def _replayed(self, row: SnapshotRow, key: str, digest: str) -> Snapshot:
         if row.digest != digest:
@@ -116,17 +123,17 @@ class Snapshots:
 
     async def forget(self, snapshot_id: str) -> Snapshot:
         """Idempotent. NotFound for one that never was, or is forgotten for long."""
-        row = self._rows.get(snapshot_id)
-        if row is None or row.state is SnapshotState.MAKING:
-            raise NotFound(f"no snapshot {snapshot_id}")
-        if row.state is SnapshotState.READY and snapshot_id not in self._busy:
-            self._busy.add(snapshot_id)
-            try:
-                await self._backend.forget_snapshot(snapshot_id)
-                await self._put(replace(row, state=SnapshotState.ENDED, ended_at=time.time()))
-            finally:
-                self._busy.discard(snapshot_id)
-        return row.view()
+        async with self._lock(snapshot_id):
+            row = self._rows.get(snapshot_id)
+            if row is None or row.state is SnapshotState.MAKING:
+                raise NotFound(f"no snapshot {snapshot_id}")
+            await self._end(row)
+            return row.view()
+
+    async def _end(self, row: SnapshotRow) -> None:
+        if row.state is SnapshotState.READY:
+            await self._backend.forget_snapshot(row.id)
+            await self._put(replace(row, state=SnapshotState.ENDED, ended_at=time.time()))
 
     async def _put(self, row: SnapshotRow) -> None:
         await self._store.change(row, self._rows[row.id].state)
@@ -139,15 +146,22 @@ class Snapshots:
 
     async def sweep(self, *, everything: bool = False) -> None:
         """Forget those whose time ended, and what was left half made; with `everything`, all."""
+        for snapshot_id in list(self._rows):
+            lock, row = self._lock(snapshot_id), self._rows.get(snapshot_id)
+            if row is None or lock.locked():
+                continue
+            async with lock:
+                try:
+                    await self._swept(row, everything=everything)
+                except AgentRLError as error:
+                    log.warning("snapshot %s is tried again at the next sweep: %s", snapshot_id, error.message)
+
+    async def _swept(self, row: SnapshotRow, *, everything: bool) -> None:
         now = time.time()
-        for row in [row for row in self._rows.values() if row.id not in self._busy]:
-            try:
-                if row.state is SnapshotState.MAKING:
-                    await self._undo(row)
-                elif row.state is SnapshotState.READY and (everything or row.deadline <= now):
-                    await self.forget(row.id)
-                elif row.state is SnapshotState.ENDED and row.ended_at < now - self._retention_s:
-                    await self._store.remove(row.id)
-                    self._rows.pop(row.id, None)
-            except AgentRLError as error:
-                log.warning("snapshot %s is tried again at the next sweep: %s", row.id, error.message)
+        if row.state is SnapshotState.MAKING:
+            await self._undo(row)
+        elif row.state is SnapshotState.READY and (everything or row.deadline <= now):
+            await self._end(row)
+        elif row.state is SnapshotState.ENDED and row.ended_at < now - self._retention_s:
+            await self._store.remove(row.id)
+            self._rows.pop(row.id, None)

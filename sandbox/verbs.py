@@ -62,6 +62,10 @@ class Verbs:
         ttl_s: float | None,
         act: Callable[[Record], Awaitable[SandboxState]],
     ) -> Record:
+        record = await self._records.get(sandbox_id)
+        if record.state is SandboxState.CLOSING and key not in record.calls:
+            # Told at once, not when it has ended.
+            await self._records.ready(sandbox_id)
         async with self.turn(sandbox_id):
             record = await self._records.get(sandbox_id)
             if key in record.calls:

@@ -3,42 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import random
 from collections import Counter
-from collections.abc import Coroutine, Generator
 from pathlib import Path
-from types import coroutine
 from typing import Any
 
 import pytest
 from sandboxes import SPEC, end_runtime, sandbox_config, service, sh
+from stepping import cancelled_at
 
 from agentrl.core.errors import Conflict, SandboxError, SandboxLost
 from agentrl.core.types import ExecRequest, SandboxSpec, SandboxState
 from sandbox.client import RemoteSandbox, SandboxClient
-
-
-@coroutine
-def cancelled_at(number: int, work: Coroutine[Any, Any, None]) -> Generator[Any, Any, bool]:
-    """Run `work`, cancelled at the await of that number. False when it has fewer."""
-    task = asyncio.current_task()
-    assert task is not None
-    count, step = 0, functools.partial(work.send, None)
-    try:
-        while True:
-            waits_for = step()
-            count += 1
-            if count == number:
-                task.cancel()
-            try:
-                step = functools.partial(work.send, (yield waits_for))
-            except BaseException as error:
-                step = functools.partial(work.throw, error)
-    except StopIteration:
-        return False
-    except asyncio.CancelledError:
-        return True
 
 
 async def test_a_create_cancelled_at_any_await_leaks_nothing(backend: str, tmp_path: Path) -> None:
