@@ -106,6 +106,10 @@ def test_the_network_policy_lets_in_only_to_the_runtime_and_nothing_out() -> Non
     assert narrow["ingress"][0]["from"] == [peer]
 
 
+def ready(kind: str, status: str) -> dict[str, str]:
+    return {"type": kind, "status": status}
+
+
 @pytest.mark.parametrize(
     ("metadata", "status", "cause"),
     [
@@ -117,6 +121,12 @@ def test_the_network_policy_lets_in_only_to_the_runtime_and_nothing_out() -> Non
             {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]},
             "its pod was deleted by somebody else (EvictionByEvictionAPI)",
         ),
+        (
+            {"deletionTimestamp": "now"},
+            {"conditions": [ready("Ready", "False"), ready("ContainersReady", "True")]},
+            "its node n is lost (NodeNotReady)",
+        ),
+        ({}, {"conditions": [ready("Ready", "False"), ready("ContainersReady", "True")]}, None),
         ({}, {"phase": "Failed", "reason": "Evicted", "message": "disk"}, "its pod was evicted from n: disk"),
         ({}, {"phase": "Unknown"}, "its node n is lost"),
     ],
