@@ -36,9 +36,9 @@ from agentrl.core.config import SandboxConfig
 from agentrl.core.telemetry import setup_logging
 from sandbox.api import run_sandbox
 setup_logging("sandbox")
-folder, port, token, settings = sys.argv[1:]
+folder, port, token, settings, store = sys.argv[1:]
 config = SandboxConfig(**json.loads(settings))
-uvloop.run(run_sandbox(config, folder=Path(folder), port=int(port), token=token))
+uvloop.run(run_sandbox(config, folder=Path(folder), port=int(port), token=token, store_url=store))
 """
 
 
@@ -102,8 +102,17 @@ async def service(folder: Path, config: SandboxConfig, *, sweep_s: float = 0.2) 
 class ControllerProcess:
     """A controller that can be killed and started again on the same port and folder."""
 
-    def __init__(self, folder: Path, *, under: tuple[str, ...] = (), settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        under: tuple[str, ...] = (),
+        settings: Mapping[str, Any] | None = None,
+        store_url: str = "",
+    ) -> None:
         self.folder, self.port = folder, free_port()
+        self.store_url = store_url
+        """Its store; "" means SQLite in its folder."""
         self.under = under
         """Words of a command that starts the controller, e.g. `unshare`."""
         self.settings = json.dumps(settings or {})
@@ -115,6 +124,7 @@ class ControllerProcess:
         with (self.folder / "controller.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self.under, sys.executable, "-c", SERVE, str(self.folder), str(self.port), TOKEN, self.settings,
+                self.store_url,
                 stdout=log, stderr=log,
                 env={**os.environ, "AGENTRL_TEST_SECRET": "of the controller"},
             )  # fmt: skip
