@@ -101,6 +101,19 @@ async def isolated(client: SandboxClient) -> bool:
         await service.close()
 
 
+async def test_snapshots_are_made_while_other_sandboxes_come_and_go(client: SandboxClient) -> None:
+    async def come_and_go(key: str) -> None:
+        async with client.acquire(SPEC, owner="test", key=key) as other:
+            await other.exec(sh("(setsid sleep 9305 &)"))
+
+    async with client.acquire(SPEC, owner="test", key="kept") as sandbox:
+        await sandbox.exec(sh("head -c 20000000 /dev/urandom > big"))
+        for i in range(3):
+            kept, *_ = await asyncio.gather(sandbox.snapshot(), *(come_and_go(f"{i}-{j}") for j in range(4)))
+            await client.forget_snapshot(kept.id)
+        assert (await sandbox.exec(sh("wc -c < big"))).stdout == b"20000000\n"
+
+
 async def test_limits_count_for_snapshots(client: SandboxClient, tmp_path: Path) -> None:
     async with client.acquire(SMALL, owner="test", key="k") as sandbox:
         await sandbox.exec(sh("truncate -s 8M sparse"))

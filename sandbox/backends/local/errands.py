@@ -21,12 +21,13 @@ from sandbox.runtime.processes import descendants, processes, send
 STANDSTILL_S = 5.0
 
 
-def errand(work: Callable[[], None]) -> int:
-    """Begin `work` in a fork; a descriptor that says `ok`, or what went wrong, or nothing if the fork was killed."""
+def errand(work: Callable[[], None]) -> tuple[int, int]:
+    """Begin `work` in a fork: its pid, and a descriptor that says `ok`, what went wrong, or nothing if it was killed."""
     read, write = os.pipe()
-    if os.fork() > 0:
+    pid = os.fork()
+    if pid > 0:
         os.close(write)
-        return read
+        return pid, read
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

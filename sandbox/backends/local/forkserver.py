@@ -22,33 +22,14 @@ from typing import Any, NoReturn
 from sandbox.backends.local import cgroups, errands, isolation
 from sandbox.backends.local import kernel as k
 from sandbox.backends.local.birth import Ground, become
+from sandbox.backends.local.child import Child, Done, cause_of
 from sandbox.backends.local.peers import SOCKET, Peer, bind, hold
 from sandbox.runtime.processes import descendants, kill_all, processes, set_subreaper
-from sandbox.runtime.sandboxd import LEASE_ENDED
 
 UIDS = 50_000
 KEPT_CAUSES = 10_000
 RETRY_S = 0.05
 """How soon to try again to remove a cgroup that still held a process."""
-
-
-Done = Callable[[str], None]
-"""Called once: with "" when it is done, or with what went wrong."""
-
-
-class Child:
-    """One sandbox's first process."""
-
-    def __init__(self, name: str, pid: int, uid: int, spec: Mapping[str, Any], status_fd: int, created: Done) -> None:
-        self.name, self.pid, self.uid, self.status_fd = name, pid, uid, status_fd
-        self.ttl_s: float = spec["ttl_s"]
-        self.disk_bytes: int = spec["limits"]["disk_mb"] << 20
-        self.frozen = False
-        self.created = created
-        """Called once with "" when the sandbox serves, or with what went wrong."""
-        self.error = b""
-        self.destroyed: list[Callable[[], None]] = []
-        """Called when it is gone; not empty means that somebody asked for it."""
 
 
 class ForkServer:
@@ -59,6 +40,8 @@ class ForkServer:
         self._children: dict[str, Child] = {}
         self._by_pid: dict[int, Child] = {}
         self._ended: dict[str, str] = {}
+        self._errands: set[int] = set()
+        """Forks of ours that are no sandboxes."""
         self._peers: set[Peer] = set()
         self._last_contact = time.monotonic()
         self._next_uid = 0
@@ -274,11 +257,12 @@ class ForkServer:
 
     def _errand(self, work: Callable[[], None], done: Done) -> None:
         try:
-            read = errands.errand(work)
+            pid, read = errands.errand(work)
         except OSError as error:
             done(f"fork server: {error}")
             return
         said = bytearray()
+        self._errands.add(pid)
 
         def tell() -> None:
             data = os.read(read, 4096)
@@ -286,13 +270,14 @@ class ForkServer:
             if not data:
                 self._selector.unregister(read)
                 os.close(read)
+                self._errands.discard(pid)
                 done("" if said == b"ok" else said.decode(errors="replace") or "the fork that did it was killed")
 
         self.watch(read, tell)
 
     def _let_die(self, child: Child) -> None:
         """In v1, who is frozen by a cgroup does not even die."""
-        if child.frozen and self._cgroups is not None and self._cgroups.can_freeze:
+        if (child.frozen or self._errands) and self._cgroups is not None and self._cgroups.can_freeze:
             if not self.why_not:
                 os.kill(child.pid, signal.SIGKILL)
             self._cgroups.thaw(child.name)
@@ -339,7 +324,7 @@ class ForkServer:
         while child.status_fd >= 0:
             self._status(child)
         if self.why_not:
-            me, known = os.getpid(), set(self._by_pid)
+            me, known = os.getpid(), self._errands.union(self._by_pid)
             kill_all(lambda: {pid for pid, (parent, _) in processes().items() if parent == me} - known)
         cause = child.error.decode(errors="replace") or cause_of(status)
         if self._cgroups is not None:
@@ -362,13 +347,6 @@ class ForkServer:
             os.unlink(f"{name}.sock")
         if self.why_not:
             shutil.rmtree(name, ignore_errors=True)
-
-
-def cause_of(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"sandboxd was killed by signal {os.WTERMSIG(status)}"
-    code = os.WEXITSTATUS(status)
-    return "the lease ended without renewal" if code == LEASE_ENDED else f"sandboxd exited with code {code}"
 
 
 def main() -> None:
