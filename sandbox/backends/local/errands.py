@@ -22,7 +22,7 @@ STANDSTILL_S = 5.0
 
 
 def errand(work: Callable[[], None]) -> tuple[int, int]:
-    """Begin `work` in a fork: its pid, and a descriptor that says `ok`, what went wrong, or nothing if it was killed."""
+    """Begin `work` in a fork: its pid, and a descriptor that says `ok`, what went wrong, or nothing (it was killed)."""
     read, write = os.pipe()
     pid = os.fork()
     if pid > 0:
