@@ -301,7 +301,7 @@ class Controller:
         asked = time.monotonic()
         before = {i for i, record in self.records.live.items() if record.state not in leases.UNPLACED}
         placed = await self.backend.inventory()
-        self.verbs.believe(placed.paused, asked=asked)
+        resumed = self.verbs.believe(placed.paused, asked=asked)
         found = leases.sweep(self.records.live.values(), placed.live, placed.ended, now=time.time())
         # One that became READY meanwhile may be missing from an answer that was on its way.
         lost = {i: cause for i, cause in found.lost.items() if i in before}
@@ -309,7 +309,7 @@ class Controller:
             self._ended(sandbox_id, cause)
         ours = self.records.live.keys() | self.pool.ids
         orphans = [orphan for orphan in found.orphans if orphan not in ours]
-        await self._each(map(self._destroy_orphan, orphans))
+        await self._each([*map(self._destroy_orphan, orphans), *map(self.verbs.prolong, resumed)])
         expired = [self._begin_close(i, "the lease ended") for i in found.expired if self._expired(i)]
         # A close that failed, as when the fork server ended meanwhile, left these.
         records = self.records.live.values()

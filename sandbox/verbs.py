@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from weakref import WeakValueDictionary
 
@@ -112,17 +112,26 @@ class Verbs:
     async def _thaw(self, record: Record) -> SandboxState:
         if record.state is SandboxState.PAUSED:
             await self._backend.resume(record.id)
-            left = self._records.live.get(record.id, record).deadline - time.time()
-            await self._relay.prolong(record.id, max(left, record.spec.ttl_s))
+            await self.prolong(record.id)
         else:
             await self._records.ready(record.id)
         return SandboxState.READY
 
-    def believe(self, paused: frozenset[str], *, asked: float) -> None:
+    async def prolong(self, sandbox_id: str) -> None:
+        """Tell sandboxd of the lease, which it could not be told of while it was paused."""
+        told = 0.0
+        # Again when it was renewed meanwhile: sandboxd must not end before the lease does.
+        while (record := self._records.live.get(sandbox_id)) is not None and record.deadline > told:
+            told = max(record.deadline, time.time() + record.spec.ttl_s)
+            await self._relay.prolong(sandbox_id, told - time.time())
+
+    def believe(self, paused: frozenset[str], *, asked: float) -> Sequence[str]:
         """Take over who is frozen from an inventory that was asked for at `asked` (monotonic).
 
-        They differ after a controller ended in between, or when somebody else paused it at the backend.
+        Returns those that go on, for `prolong`. Record and backend differ after a controller ended in between, or when
+        somebody else paused a sandbox.
         """
+        resumed = []
         for record in list(self._records.live.values()):
             lock = self._turns.get(record.id)
             if (lock is not None and lock.locked()) or self._moved.get(record.id, 0.0) >= asked:
@@ -134,3 +143,5 @@ class Verbs:
             elif record.state is SandboxState.PAUSED and record.id not in paused:
                 log.warning("sandbox %s was resumed at the backend", record.id)
                 self._records.step(leases.extended(record, now=time.time()), SandboxState.READY)
+                resumed.append(record.id)
+        return resumed

@@ -162,6 +162,31 @@ def test_rm_closes_and_gc_sweeps(sandbox: str, url: str, capfd: Captured) -> Non
     assert "CLOSED" in next(line for line in capfd.readouterr().out.splitlines() if sandbox in line)
 
 
+def test_pause_and_snapshot(sandbox: str, url: str, capfd: Captured) -> None:
+    assert agentrl("pause", sandbox, "--ttl", "100") == 0
+    assert agentrl("exec", sandbox, "true") == 1
+    assert "PAUSED: resume it first" in capfd.readouterr().err
+    assert agentrl("ls") == 0
+    assert "PAUSED" in next(line for line in capfd.readouterr().out.splitlines() if sandbox in line)
+    assert agentrl("snapshot", sandbox) == 0
+    kept = capfd.readouterr().out.strip()
+    assert agentrl("resume", sandbox) == 0
+    assert agentrl("exec", sandbox, "true") == 0
+    assert agentrl("snapshots", "--owner", "run-7") == 0
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if kept in line]
+    assert line.split()[1:3] == ["run-7", sandbox]
+    spec = SandboxSpec(snapshot=kept)
+    fork = ask(url, lambda client: client.create(spec, owner="run-7", key="fork"))
+    assert agentrl("exec", fork.id, "cat", "note.txt") == 0
+    assert capfd.readouterr().out == "hello\n"
+    assert agentrl("rm", fork.id) == 0
+    assert agentrl("forget", kept) == 0
+    assert agentrl("forget", "snap-unknown") == 1
+    capfd.readouterr()
+    assert agentrl("snapshots") == 0
+    assert "no snapshots" in capfd.readouterr().out
+
+
 def test_the_controller_of_a_run(sandbox: str, url: str, tmp_path: Path, capfd: Captured) -> None:
     (tmp_path / "config.toml").write_text("")
     assert agentrl("--run", str(tmp_path), "ls") == 2

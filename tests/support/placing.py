@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -116,6 +117,8 @@ class NoddingChannel(Channel):
         super().__init__(sandbox_id, asyncio.Future)
         self.asked: list[str] = []
         """Requests that were answered."""
+        self.leases: list[float] = []
+        """Seconds of each renewal."""
         self.hold = asyncio.Event()
         """Requests whose target names `slow` wait for it."""
         self._backend, self._sandbox = backend, sandbox_id
@@ -133,6 +136,8 @@ class NoddingChannel(Channel):
                 raise ServiceUnavailable(f"sandboxd of {self._sandbox}: no answer")
             await asyncio.sleep(0.001)
         self.asked.append(f"{method} {target}")
+        if target == "/renew":
+            self.leases.append(json.loads(body)["ttl_s"])
         return Answer(200, "application/json", b"{}")
 
     def interrupt(self) -> None:

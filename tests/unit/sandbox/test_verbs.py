@@ -150,6 +150,21 @@ async def test_a_restart_believes_the_backend_about_who_is_paused(backend: Placi
         assert (await made.records.get(thawed.id)).state is SandboxState.READY
 
 
+async def test_sandboxd_is_told_of_a_lease_that_was_renewed_during_the_resume(
+    backend: PlacingBackend, tmp_path: Path
+) -> None:
+    async with controller(backend, tmp_path) as made:
+        box = await made.create("o", "k", SPEC)
+        await made.pause(box.id, "p")
+        backend.gates["resume"] = asyncio.Event()
+        resuming = asyncio.create_task(made.resume(box.id, "r"))
+        await asyncio.sleep(0.01)
+        renewed = await made.relay.renew(box.id, 3600.0)
+        backend.gates["resume"].set()
+        assert (await resuming).deadline == renewed.deadline
+        assert backend.channels[box.id].leases[-1] > 3590.0
+
+
 async def test_an_old_inventory_does_not_undo_a_pause(backend: PlacingBackend, tmp_path: Path) -> None:
     async with controller(backend, tmp_path) as made:
         box = await made.create("o", "k", SPEC)
