@@ -150,7 +150,7 @@ class KubernetesBackend:
         cluster, watch = self._connected()
         manifest = manifests.pod(
             sandbox_id, spec, config=self._config, owner_uid=self._owner_uid, runtime_map=self._runtime,
-            token=secrets.token_urlsafe(24),
+            token=secrets.token_urlsafe(24), owner=owner,
         )  # fmt: skip
         reply = await cluster.call("POST", "pods", body=manifest, allow=(409,))
         if reply.status == 409:

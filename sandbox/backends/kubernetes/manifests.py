@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sandbox.backends.kubernetes.cluster import Object
 PORT = 4170
 """Where sandboxd serves in its pod."""
 TOKEN = "SANDBOXD_TOKEN"
+OWNER = "agentrl/owner"
 RUNTIME = "/run/agentrl"
 """Where a pod sees the runtime, read-only."""
 CONTAINER = "sandbox"
@@ -77,10 +79,20 @@ def network_policy(controller: str, owner_uid: str, config: KubernetesConfig) ->
 
 
 def pod(
-    name: str, spec: SandboxSpec, *, config: KubernetesConfig, owner_uid: str, runtime_map: Object, token: str
+    name: str,
+    spec: SandboxSpec,
+    *,
+    config: KubernetesConfig,
+    owner_uid: str,
+    runtime_map: Object,
+    token: str,
+    owner: str = "",
 ) -> Object:
-    """One sandbox."""
+    """One sandbox; `owner` is whose it is, for people who look for it."""
     made = _object("v1", "Pod", name, config.controller, owner_uid)
+    if owner:
+        made["metadata"]["annotations"] = {OWNER: owner}
+        made["metadata"]["labels"][OWNER] = _as_label(owner)
     identity = {"metadata": made["metadata"]}
     volumes: list[Object] = [{"name": "runtime", "configMap": _files(runtime_map)}]
     if config.user == "own":
@@ -167,6 +179,11 @@ def _in_memory(config: KubernetesConfig) -> bool:
 def _writable(spec: SandboxSpec) -> dict[str, str]:
     """Volume to path of what a sandbox may write."""
     return {"work": spec.workdir} if spec.workdir.rstrip("/") == "/tmp" else {"work": spec.workdir, "tmp": "/tmp"}
+
+
+def _as_label(text: str) -> str:
+    """The nearest that a label's value may be."""
+    return re.sub(r"[^A-Za-z0-9._-]", ".", text)[:63].strip("._-")
 
 
 def _files(runtime_map: Object) -> Object:

@@ -87,6 +87,22 @@ def test_a_template_overrides_all_but_a_pods_identity() -> None:
     assert template["spec"]["containers"], "the configuration is not changed"
 
 
+def test_whose_a_pod_is_can_be_read_and_selected_by() -> None:
+    runtime = manifests.runtime("c1", "uid-1")
+    pod = manifests.pod(
+        "sb-1",
+        SandboxSpec(),
+        config=CONFIG,
+        owner_uid="u",
+        runtime_map=runtime,
+        token="t",
+        owner=f"team/run 1:{'x' * 99}",
+    )
+    assert pod["metadata"]["annotations"]["agentrl/owner"] == f"team/run 1:{'x' * 99}"
+    assert pod["metadata"]["labels"]["agentrl/owner"] == f"team.run.1.{'x' * 52}"
+    assert "annotations" not in made()["metadata"]
+
+
 def test_the_runtime_is_whole_and_named_by_its_content() -> None:
     runtime = manifests.runtime("c1", "uid-1")
     assert runtime == manifests.runtime("c1", "uid-1")
