@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from sandboxes import sandbox_config
 
 from agentrl.core.config import KubernetesConfig
-from agentrl.core.errors import Ran, ServiceUnavailable, Unsupported
+from agentrl.core.errors import ConfigError, Ran, ServiceUnavailable, Unsupported
 from agentrl.core.types import ExecRequest, ExecResult, SandboxLimits, SandboxSpec
 from sandbox.backends.kubernetes import pods
 from sandbox.backends.kubernetes.backend import KubernetesBackend
 from sandbox.channel import Channel
 
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "sandboxes.md"
 WHO = ExecRequest(argv=("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
 
 
@@ -68,6 +72,61 @@ def no_route(*hosts: str) -> Iterator[None]:
     finally:
         for host in hosts:
             subprocess.run(["ip", "route", "del", "unreachable", f"{host}/32"], check=True)
+
+
+class Account:
+    """A service account with a kubeconfig of its own, made by the one that the test has."""
+
+    def __init__(self, config: KubernetesConfig, folder: Path) -> None:
+        self.config, self.name = config, config.controller
+        self.kubeconfig = folder / "kubeconfig"
+        self._kubectl("create", "serviceaccount", self.name)
+        token = self._kubectl("create", "token", self.name).strip()
+        (cluster,) = json.loads(self._kubectl("config", "view", "--raw", "--minify", "-o", "json"))["clusters"]
+        whole = {
+            "clusters": [cluster],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "x", "context": {"cluster": cluster["name"], "user": "u"}}],
+            "current-context": "x",
+        }
+        self.kubeconfig.write_text(json.dumps(whole))
+
+    def may(self, rules: list[Any]) -> None:
+        role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "Role", "metadata": {"name": self.name}}
+        self._kubectl("apply", "-f", "-", given=json.dumps({**role, "rules": rules}))
+        account = f"--serviceaccount={self.config.namespace}:{self.name}"
+        self._kubectl("create", "rolebinding", self.name, f"--role={self.name}", account)
+
+    def end(self) -> None:
+        for kind in ("rolebinding", "role", "serviceaccount"):
+            self._kubectl("delete", kind, self.name, "--ignore-not-found")
+
+    def _kubectl(self, *words: str, given: str = "") -> str:
+        command = ["kubectl", "--kubeconfig", self.config.kubeconfig, "-n", self.config.namespace, *words]
+        return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def account(config: KubernetesConfig, tmp_path: Path) -> Iterator[Account]:
+    made = Account(config, tmp_path)
+    yield made
+    made.end()
+
+
+async def test_the_rights_that_the_documentation_names_are_enough_and_needed(
+    config: KubernetesConfig, account: Account
+) -> None:
+    limited = config.model_copy(update={"kubeconfig": str(account.kubeconfig)})
+    with pytest.raises(ConfigError, match="this account needs"):
+        await KubernetesBackend(limited).start(lambda sandbox_id, cause: None)
+    (block,) = re.findall(r"```yaml\n(rules:\n.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
+    account.may(yaml.safe_load(block)["rules"])
+    async with started(limited, way_in="exec") as backend:
+        await backend.create("limited", SPEC, "test")
+        channel = backend.channel("limited")
+        assert b"carry import main" in (await run(channel, WHO, "a")).stdout
+        channel.close()
+        await backend.destroy("limited")
 
 
 async def test_by_exec_everything_goes_as_by_ip(config: KubernetesConfig) -> None:
