@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 from agentrl.core.types import ProcessRequest, TerminalSize
 from sandbox.client import RemoteSandbox
 
-SIZE = "import os; size = os.get_terminal_size(); print('size', size.lines, size.columns, flush=True)"
-SCRIPT = f"""
-import signal, time
-signal.signal(signal.SIGWINCH, lambda *_: tell())
-def tell():
-    {SIZE}
+SCRIPT = """
+import os, signal, time
+def tell(*_):
+    size = os.get_terminal_size()
+    os.write(1, b'size %d %d\\n' % (size.lines, size.columns))
+signal.signal(signal.SIGWINCH, tell)
 tell()
 try:
     while True:
