@@ -5,6 +5,7 @@ Invariant: a lease does not end under a running command, and what runs extends i
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -90,10 +91,8 @@ class Relay:
 
     async def prepare(self, record: Record) -> None:
         """Make a sandbox of the pool what its spec asks for. SandboxError when it cannot be made so."""
-        await self.prolong(record.id, record.spec.ttl_s)
-        for path, content in record.spec.files.items():
-            target = f"/files?path={quote(path, safe='')}&mode={0o644}"
-            await self._told(record.id, "PUT", target, content.encode())
+        wanted = {"ttl_s": record.spec.ttl_s, "files": dict(record.spec.files)}
+        await self._told(record.id, "POST", "/prepare", json.dumps(wanted).encode())
 
     async def _told(self, sandbox_id: str, method: str, target: str, body: bytes) -> None:
         answer = await self._ask(sandbox_id, method, target, body)

@@ -199,6 +199,11 @@ class Daemon:
         elif route == "POST /renew":
             self.renew(float(json.loads(body)["ttl_s"]))
             connection.reply(200, b"{}")
+        elif route == "POST /prepare":
+            wanted = json.loads(body)
+            self.files.write_all(wanted["files"])
+            self.renew(float(wanted["ttl_s"]))
+            connection.reply(200, b"{}")
         elif route == "GET /health":
             left = self._lease - time.monotonic()
             connection.reply(200, json.dumps({"running": len(self.running), "lease_s": left}).encode())

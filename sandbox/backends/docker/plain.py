@@ -71,7 +71,9 @@ class PlainSandbox:
             return await self._result(query["key"])
         if route in FILES:
             return await FILES[route](self, query["path"], query, body)
-        if route == "POST /renew":
+        if route == "POST /prepare":
+            await self.write_all(json.loads(body)["files"])
+        if route in ("POST /prepare", "POST /renew"):
             await self._script(RENEW, str(int(float(json.loads(body)["ttl_s"]) * 100)))
             return Answer(200, JSON, b"{}")
         if route == "GET /health":
