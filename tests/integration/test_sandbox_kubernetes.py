@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from kube_node import Program
 from sandboxes import sandbox_config
 
 from agentrl.core.config import KubernetesConfig
@@ -210,6 +211,14 @@ async def test_a_pod_reaches_what_egress_allows_and_no_more(config: KubernetesCo
     listener.close()
     await listener.wait_closed()
     assert codes == [1, 0]
+
+
+async def test_required_isolation_is_tried_out(config: KubernetesConfig) -> None:
+    backend = KubernetesBackend(config, require_isolation=True)
+    await backend.start(lambda sandbox_id, cause: None)
+    await backend.stop()
+    with Program("network_policies").frozen(), pytest.raises(ConfigError, match="not enforce NetworkPolicies"):
+        await KubernetesBackend(config, require_isolation=True).start(lambda sandbox_id, cause: None)
 
 
 async def test_a_full_volume_on_the_nodes_disk_is_an_eviction(config: KubernetesConfig) -> None:

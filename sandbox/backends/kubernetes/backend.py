@@ -30,7 +30,7 @@ from agentrl.core.errors import (
 )
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
-from sandbox.backends.kubernetes import manifests, pods
+from sandbox.backends.kubernetes import manifests, pods, probe
 from sandbox.backends.kubernetes.cluster import Cluster, Object, pause_between_tries
 from sandbox.backends.kubernetes.reach import Reach
 from sandbox.backends.kubernetes.watch import PodWatch
@@ -78,7 +78,11 @@ class KubernetesBackend:
             await self._prepare(cluster)
             self._watch = PodWatch(cluster, manifests.selector(config.controller), self._changed)
             await self._watch.start()
+            if self._require_isolation and not config.egress:
+                await self._try_network()
         except BaseException:
+            if self._watch is not None:
+                await self._watch.stop()
             self._cluster = self._watch = None
             await cluster.close()
             raise
@@ -103,6 +107,25 @@ class KubernetesBackend:
             if self._require_isolation:
                 raise ConfigError(f"sandbox.require_isolation is set, but the NetworkPolicy: {error}") from error
             log.warning("SANDBOXES HAVE NO NETWORK POLICY and may reach what pods reach: %s", error)
+
+    async def _try_network(self) -> None:
+        """By a pod of its own: ConfigError when it comes out."""
+        _, watch = self._connected()
+        name = f"probe-{secrets.token_hex(4)}"
+        try:
+            await self.create(name, SandboxSpec(), "")
+            channel, address = self.channel(name), pods.address(watch.pods[name])
+            try:
+                out = address is not None and await probe.reaches_us(channel, address, self._config.python)
+            finally:
+                channel.close()
+        finally:
+            await self.destroy(name)
+        if out:
+            raise ConfigError(
+                "sandbox.require_isolation is set, but a pod connected to the controller: this cluster's network does "
+                "not enforce NetworkPolicies. Give it one that does, or unset require_isolation"
+            )
 
     async def _ensure(self, cluster: Cluster, what: str, wanted: Object, *, group: str = "") -> Object:
         """Create an object, or bring the one of that name to what is wanted."""
