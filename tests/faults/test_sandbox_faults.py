@@ -22,6 +22,7 @@ from sandbox.backends.local.backend import LocalBackend
 from sandbox.client import RemoteSandbox, SandboxClient
 
 CYCLES = int(os.environ.get("AGENTRL_TEST_CYCLES", "1000"))
+"""How often a sandbox is acquired, used and closed: 5000 take some minutes."""
 NAP = str(100_000 + os.getpid())
 """Seconds that nobody else sleeps."""
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
@@ -138,6 +139,7 @@ async def test_a_fork_server_without_a_controller_outlives_its_last_sandbox_only
     assert not list((tmp_path / "sandbox").glob("*.sock"))
 
 
+@pytest.mark.timeout(300 + CYCLES // 5)
 async def test_thousands_of_cycles_leak_nothing(tmp_path: Path) -> None:
     async with local_service(tmp_path) as client:
 
