@@ -11,7 +11,7 @@ import pytest
 from cutting_proxy import CuttingProxy, cutting
 from sandboxes import SPEC, TOKEN, sandbox_config, sh
 
-from agentrl.core.errors import Ran, ServiceUnavailable
+from agentrl.core.errors import Conflict, Ran, ServiceUnavailable
 from agentrl.core.http import free_port, serving
 from agentrl.core.types import ProcessRequest, SandboxState
 from sandbox.api import create_sandbox_app
@@ -169,3 +169,35 @@ async def test_what_runs_in_a_block_ends_with_it(sandbox: RemoteSandbox) -> None
             raise ZeroDivisionError
     assert (await sandbox.process("p", wait_s=10.0)).status == "SIGNALED"
     assert (await sandbox.exec(sh("ps -e | grep -c -e sleep -e 'sh$' || true"))).stdout.strip() in (b"0", b"1")
+
+
+async def test_a_used_key_with_another_request_is_refused_and_does_nothing(
+    client: SandboxClient, sandbox: RemoteSandbox
+) -> None:
+    await sandbox.exec(sh("echo once >exec"), key="key")
+    await sandbox.start(ProcessRequest(argv=("sleep", "60")), key="key")
+    shell = await sandbox.open_shell(key="key")
+    await shell.run("echo once >shell", key="key")
+    kept = await sandbox.snapshot(ttl_s=60.0, key="key")
+    other = SPEC.model_copy(update={"workdir": "/other"})
+    for call in (
+        sandbox.exec(sh("echo twice >exec"), key="key"),
+        sandbox.start(ProcessRequest(argv=("sleep", "61")), key="key"),
+        sandbox.open_shell(("sh", "-u"), key="key"),
+        shell.run("echo twice >shell", key="key"),
+        sandbox.snapshot(ttl_s=61.0, key="key"),
+        client.create(other, owner="test", key="one"),
+        client.acquire_group({"one": other}, owner="test").__aenter__(),
+    ):
+        with pytest.raises(Conflict) as refused:
+            await call
+        assert refused.value.ran is Ran.NO
+    await sandbox.pause(key="key")
+    for call in (sandbox.pause(ttl_s=9.0, key="key"), sandbox.resume(key="key")):
+        with pytest.raises(Conflict):
+            await call
+    await sandbox.resume()
+    assert (await sandbox.read("exec"), await sandbox.read("shell")) == (b"once\n", b"once\n")
+    assert len(await sandbox.processes()) == 1
+    assert list(await client.snapshots()) == [kept]
+    assert len(await client.list()) == 1

@@ -135,6 +135,8 @@ class NoddingChannel(Channel):
             if interrupted.is_set():
                 raise ServiceUnavailable(f"sandboxd of {self._sandbox}: no answer")
             await asyncio.sleep(0.001)
+        if target == "/renew" and "renew" in self._backend.gates:
+            await self._backend.gates["renew"].wait()
         self.asked.append(f"{method} {target}")
         if target == "/renew":
             self.leases.append(json.loads(body)["ttl_s"])

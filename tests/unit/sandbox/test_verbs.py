@@ -150,17 +150,18 @@ async def test_a_restart_believes_the_backend_about_who_is_paused(backend: Placi
         assert (await made.records.get(thawed.id)).state is SandboxState.READY
 
 
+@pytest.mark.parametrize("slow", ["resume", "renew"])
 async def test_sandboxd_is_told_of_a_lease_that_was_renewed_during_the_resume(
-    backend: PlacingBackend, tmp_path: Path
+    slow: str, backend: PlacingBackend, tmp_path: Path
 ) -> None:
     async with controller(backend, tmp_path) as made:
         box = await made.create("o", "k", SPEC)
         await made.pause(box.id, "p")
-        backend.gates["resume"] = asyncio.Event()
+        backend.gates[slow] = asyncio.Event()
         resuming = asyncio.create_task(made.resume(box.id, "r"))
         await asyncio.sleep(0.01)
         renewed = await made.relay.renew(box.id, 3600.0)
-        backend.gates["resume"].set()
+        backend.gates[slow].set()
         assert (await resuming).deadline == renewed.deadline
         assert backend.channels[box.id].leases[-1] > 3590.0
 
@@ -241,6 +242,21 @@ async def test_a_snapshot_that_failed_leaves_nothing_and_its_key_free(backend: P
         assert not made.snapshots.list(None)
         made_now = await made.snapshot(box.id, "s", 60.0)
         assert made.snapshots.list(None) == [made_now]
+
+
+async def test_a_sweep_lets_a_snapshot_be_that_is_being_made(backend: PlacingBackend, tmp_path: Path) -> None:
+    async with controller(backend, tmp_path) as made:
+        box = await made.create("o", "k", SPEC)
+        backend.gates["snapshot"] = asyncio.Event()
+        making = asyncio.create_task(made.snapshot(box.id, "s", 60.0))
+        await asyncio.sleep(0.01)
+        sweep = asyncio.create_task(made.sweep())
+        await asyncio.sleep(0.05)
+        backend.gates["snapshot"].set()
+        kept = await making
+        await sweep
+        assert made.snapshots.list(None) == [kept]
+        assert list(backend.kept) == [kept.id]
 
 
 async def test_a_snapshot_cut_off_by_a_kill_is_undone(backend: PlacingBackend, tmp_path: Path) -> None:
