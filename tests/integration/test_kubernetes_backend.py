@@ -16,6 +16,7 @@ from agentrl.core.config import KubernetesConfig
 from agentrl.core.errors import (
     CapacityError,
     ConfigError,
+    Ran,
     SandboxError,
     SandboxFileError,
     ServiceUnavailable,
@@ -109,6 +110,33 @@ async def test_the_runtime_refuses_whoever_lacks_the_token(rig: Rig) -> None:
         await eventually(lambda: "another" in str(backend._watch and backend._watch.pods))
         channel = backend.channel("sb-1")
         assert (await channel.request("GET", "/health")).status == 401
+        channel.close()
+
+
+@pytest.mark.parametrize("protocol", ["v5.channel.k8s.io", "v4.channel.k8s.io"])
+async def test_by_exec_in_the_protocol_that_the_server_speaks(rig: Rig, protocol: str) -> None:
+    rig.kube.exec_protocols = (protocol,)
+    async with rig.backend(way_in="exec") as backend:
+        await backend.create("sb-1", SPEC, "test")
+        assert b'"exit_code":0' in await run(backend, "sb-1", "sh", "-c", "test -s note.txt")
+        assert "EXEC sb-1" in rig.kube.requests
+        # Connections that are not closed here end with the backend.
+        channel = backend.channel("sb-1")
+        assert (await channel.request("GET", "/health")).status == 200
+    with pytest.raises(ServiceUnavailable):
+        await channel.request("GET", "/health")
+    channel.close()
+
+
+async def test_a_server_that_speaks_no_known_protocol_runs_nothing(rig: Rig) -> None:
+    rig.kube.exec_protocols = ("v9.channel.k8s.io",)
+    async with rig.backend() as backend:
+        await backend.create("sb-1", SPEC, "test")
+    async with rig.backend(way_in="exec") as backend:
+        channel = backend.channel("sb-1")
+        with pytest.raises(ServiceUnavailable, match="speaks neither") as refused:
+            await channel.request("POST", "/exec", body=b"{}", key="k")
+        assert refused.value.ran is Ran.NO
         channel.close()
 
 

@@ -219,6 +219,8 @@ async def test_required_isolation_is_tried_out(config: KubernetesConfig) -> None
     await backend.stop()
     with Program("network_policies").frozen(), pytest.raises(ConfigError, match="not enforce NetworkPolicies"):
         await KubernetesBackend(config, require_isolation=True).start(lambda sandbox_id, cause: None)
+    async with started(config) as next_one:
+        assert not (await next_one.inventory()).live, "the next one ends what the refused start left"
 
 
 async def test_a_full_volume_on_the_nodes_disk_is_an_eviction(config: KubernetesConfig) -> None:

@@ -72,6 +72,8 @@ class Reach:
             async with asyncio.timeout(EXEC_S):
                 messages = await cluster.websocket(f"pods/{pod}/exec", query, PROTOCOLS)
                 try:
+                    if messages.protocol is None:
+                        raise ConnectionError(f"exec: the API server speaks neither of {', '.join(PROTOCOLS)}")
                     first = await _carried(messages)
                 except BaseException:
                     await messages.close()
