@@ -24,6 +24,8 @@ from agentrl.core.types import ExecRequest, ProcessRequest, SandboxSpec
 from sandbox.client import RemoteSandbox, SandboxClient
 
 PATIENCE_S = 20.0
+SWEEP_S = 3.0
+"""How often the controller sweeps."""
 
 
 class Terminal:
@@ -179,6 +181,18 @@ def test_a_sandbox_that_ends_ends_the_shell(
     on_terminal.until(b"SANDBOX_LOST")
     assert on_terminal.run.wait(PATIENCE_S) == 1
     assert on_terminal.is_as_before
+
+
+def test_an_idle_shell_keeps_its_lease(
+    controller: ControllerProcess, client: SandboxClient, runner: asyncio.Runner
+) -> None:
+    view = runner.run(client.create(SandboxSpec(env={"PS1": "$ "}, ttl_s=1.0), owner="test", key="idle"))
+    with opened(controller, "shell", view.id, "sh") as terminal:
+        terminal.until(b"$ ")
+        time.sleep(2 * SWEEP_S)
+        terminal.type(b"echo still he''re\n")
+        terminal.until(b"still here\r\n")
+    eventually(lambda: not any(found.id == view.id for found in runner.run(client.list())))
 
 
 def test_a_controller_that_restarts_is_waited_for(
