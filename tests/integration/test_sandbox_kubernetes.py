@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -50,10 +51,10 @@ async def run(channel: Channel, request: ExecRequest, key: str) -> ExecResult:
     return ExecResult.model_validate_json(answer.body)
 
 
-def of_pods_node() -> str:
-    """Where pods find this machine, which on the test cluster is their node."""
-    bridge = json.loads(subprocess.run(["ip", "-j", "-4", "address", "show", "docker0"], capture_output=True).stdout)
-    return str(bridge[0]["addr_info"][0]["local"])
+def as_a_pod_sees_us(pod_ip: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect((pod_ip, 9))
+        return str(route.getsockname()[0])
 
 
 def address(backend: KubernetesBackend, name: str) -> str:
@@ -197,19 +198,19 @@ async def test_what_a_cluster_cannot_do_is_unsupported(config: KubernetesConfig)
 
 
 async def test_a_pod_reaches_what_egress_allows_and_no_more(config: KubernetesConfig) -> None:
-    rules = ({"to": [{"ipBlock": {"cidr": f"{of_pods_node()}/32"}}]},)
-    listener = await asyncio.start_server(lambda reader, writer: writer.close(), of_pods_node(), 0)
-    where = listener.sockets[0].getsockname()
-    connect = ExecRequest(argv=("python3", "-c", f"import socket; socket.create_connection({where!r}, 1)"))
-    async with started(config) as closed, started(config, controller=f"{config.controller}-o", egress=rules) as opened:
+    async with started(config) as closed:
         await closed.create("closed", SPEC, "test")
-        await opened.create("opened", SPEC, "test")
-        channels = closed.channel("closed"), opened.channel("opened")
-        codes = [(await run(channel, connect, "k")).exit_code for channel in channels]
-        for channel in channels:
-            channel.close()
-    listener.close()
-    await listener.wait_closed()
+        here = as_a_pod_sees_us(address(closed, "closed"))
+        listener = await asyncio.start_server(lambda reader, writer: writer.close(), here, 0)
+        where = listener.sockets[0].getsockname()
+        connect = ExecRequest(argv=("python3", "-c", f"import socket; socket.create_connection({where!r}, 1)"))
+        rules = ({"to": [{"ipBlock": {"cidr": f"{here}/32"}}]},)
+        async with started(config, controller=f"{config.controller}-o", egress=rules) as opened, listener:
+            await opened.create("opened", SPEC, "test")
+            channels = closed.channel("closed"), opened.channel("opened")
+            codes = [(await run(channel, connect, "k")).exit_code for channel in channels]
+            for channel in channels:
+                channel.close()
     assert codes == [1, 0]
 
 
