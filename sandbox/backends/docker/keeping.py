@@ -103,9 +103,12 @@ class Keeper:
             self._lingering = bool(await self._engine.call("images", filters={"dangling": True, "label": self._labels}))
 
     async def tidy(self) -> None:
-        """Remove what an engine that was killed amid a removal left of ours."""
+        """Remove what is left of ours: an engine with live-restore keeps the empty volumes of what survived its end."""
         try:
-            await self._engine.call("prune_volumes", {"label": self._labels[:1]})
+            # One by one, since a prune spares volumes with options.
+            found = await self._engine.call("volumes", {"dangling": True, "label": self._labels[:1]})
+            for volume in found["Volumes"] or ():
+                await self._engine.call("remove_volume", volume["Name"])
             await self.clear()
         except SandboxError as error:
             log.warning("what is left of earlier sandboxes was not removed: %s", error)
