@@ -57,18 +57,23 @@ class SnapshotStore:
         return [SnapshotRow(**{**row, "state": SnapshotState(row["state"])}) for row in rows]
 
     async def add(self, row: SnapshotRow) -> None:
-        """Durable on return; Conflict when there is one with this id."""
+        """Durable on return; Conflict when there is one with this id, other than one that was not made."""
+        halfway = (snapshots.c.id == row.id) & (snapshots.c.state == SnapshotState.MAKING.value)
         values = {name: getattr(row, name) for name in NAMES} | {"state": row.state.value}
 
         async def work(connection: AsyncConnection) -> None:
+            await connection.execute(snapshots.delete().where(halfway))
             await connection.execute(snapshots.insert(), values)
 
         async with reachable():
             await self._database.write(work)
 
     async def change(self, row: SnapshotRow, before: SnapshotState) -> None:
-        """Durable on return; Conflict when it is not in the state `before` any more."""
-        which = (snapshots.c.id == row.id) & (snapshots.c.state == before.value)
+        """Durable on return; Conflict when it is neither in the state `before` nor already as it shall be.
+
+        It is, when an earlier change was written, but whoever asked for it was cancelled, or got no answer.
+        """
+        which = (snapshots.c.id == row.id) & snapshots.c.state.in_([before.value, row.state.value])
         values = {"state": row.state.value, "deadline": row.deadline, "ended_at": row.ended_at}
 
         async def work(connection: AsyncConnection) -> None:

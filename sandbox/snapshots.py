@@ -84,9 +84,9 @@ class Snapshots:
         return row.view()
 
     async def _make(self, row: SnapshotRow) -> None:
-        await self._store.add(row)
         self._rows[row.id] = row
         try:
+            await self._store.add(row)
             await self._backend.snapshot(row.sandbox, row.id)
             await self._put(replace(row, state=SnapshotState.READY))
         except BaseException:

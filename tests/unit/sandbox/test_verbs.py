@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from placing import PlacingBackend, controller
+from stepping import cancelled_at
 
 from agentrl.core.errors import Conflict, NotFound, Ran, SandboxError, SandboxLost, Unsupported
 from agentrl.core.types import ExecRequest, SandboxSpec, SandboxState
@@ -242,6 +243,23 @@ async def test_a_snapshot_that_failed_leaves_nothing_and_its_key_free(backend: P
         assert not made.snapshots.list(None)
         made_now = await made.snapshot(box.id, "s", 60.0)
         assert made.snapshots.list(None) == [made_now]
+
+
+async def test_a_sweep_that_is_cut_off_anywhere_can_be_repeated(backend: PlacingBackend, tmp_path: Path) -> None:
+    async with controller(backend, tmp_path) as made:
+        number, cut = 0, True
+        while cut:
+            number += 1
+            box = await made.create("o", f"k{number}", SPEC)
+            await made.snapshot(box.id, "s", 0.001)
+            await asyncio.sleep(0.002)
+            cut = await asyncio.create_task(cancelled_at(number, made.snapshots.sweep()))
+            # What was being written when it was cut off may still come.
+            await asyncio.sleep(0.01)
+            await made.snapshots.sweep()
+            assert not made.snapshots.list(None)
+            assert not backend.kept
+        assert number > 2
 
 
 async def test_a_sweep_lets_a_snapshot_be_that_is_being_made(backend: PlacingBackend, tmp_path: Path) -> None:
