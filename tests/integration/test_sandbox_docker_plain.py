@@ -15,8 +15,17 @@ import pytest
 from sandboxes import TOKEN, ControllerProcess, pids, sandbox_config, service, sh
 
 from agentrl.core.config import SandboxConfig
-from agentrl.core.errors import Blame, Conflict, Ran, SandboxError, SandboxFileError, SandboxLost, Unsupported
-from agentrl.core.types import ExecRequest, ProcessRequest, SandboxLimits, SandboxSpec
+from agentrl.core.errors import (
+    Blame,
+    Conflict,
+    Ran,
+    SandboxError,
+    SandboxFileError,
+    SandboxLost,
+    ServiceUnavailable,
+    Unsupported,
+)
+from agentrl.core.types import ExecRequest, ExecResult, ProcessRequest, SandboxLimits, SandboxSpec
 from sandbox.backends.docker.backend import DockerBackend
 from sandbox.client import RemoteSandbox, SandboxClient
 
@@ -218,6 +227,28 @@ async def test_without_a_controller_the_lease_ends_it(config: SandboxConfig, tmp
     found = await again.inventory()
     assert (found.live, dict(found.ended)) == (frozenset(), {"sb-lease": "the lease ended without renewal"})
     await again.stop()
+
+
+async def test_a_paused_one_runs_nothing_and_is_kept_as_it_is(config: SandboxConfig, tmp_path: Path) -> None:
+    backend = DockerBackend(tmp_path, config.docker)
+    await backend.start(lambda sandbox_id, cause: None)
+    try:
+        await backend.create("sb-paused", SPEC, "test")
+        await backend.pause("sb-paused")
+        channel, body = backend.channel("sb-paused"), sh("echo ran >> log; cat log").model_dump_json().encode()
+        with pytest.raises(ServiceUnavailable, match="paused") as refused:
+            await channel.request("POST", "/exec", body=body, key="e")
+        assert refused.value.ran is Ran.NO
+        await backend.snapshot("sb-paused", "snap-plain")
+        assert (await backend.inventory()).paused == {"sb-paused"}
+        await backend.resume("sb-paused")
+        answers = [await channel.request("POST", "/exec", body=body, key="e") for _ in range(2)]
+        assert [ExecResult.model_validate_json(answer.body).stdout for answer in answers] == [b"ran\n"] * 2
+        await backend.create("sb-fork", SPEC.model_copy(update={"files": {}, "snapshot": "snap-plain"}), "test")
+        copied = await backend.channel("sb-fork").request("GET", "/files?path=note.txt")
+        assert copied.body == b"hello\n"
+    finally:
+        await backend.stop()
 
 
 async def test_one_that_is_killed_is_lost(sandbox: RemoteSandbox, config: SandboxConfig, tmp_path: Path) -> None:

@@ -31,6 +31,8 @@ from sandbox.runtime.sandboxd import KEPT_BYTES, KEPT_RESULTS
 from sandbox.runtime.wire import MAX_BODY, Refused, decode
 
 JSON = "application/json"
+NOT_RUN = "-"
+"""In the journal: the key before it did not run after all."""
 SCRIPT_S = 300.0
 """Longest time for one file or folder."""
 CODES = {65: (501, "UNSUPPORTED", "caller"), 67: (403, "SANDBOX_FILE", "agent"), 68: (413, "SANDBOX_FILE", "agent")}
@@ -46,7 +48,8 @@ class PlainSandbox:
         self._results: OrderedDict[str, asyncio.Task[Answer]] = OrderedDict()
         self._digests: dict[str, str] = {}
         if journal.exists():
-            self._digests = dict(line.split() for line in journal.read_text().splitlines() if line.count(" ") == 1)
+            lines = (line.split() for line in journal.read_text().splitlines() if line.count(" ") == 1)
+            self._digests = {name: digest for name, digest in dict(lines).items() if digest != NOT_RUN}
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -97,8 +100,7 @@ class PlainSandbox:
         if known is None:
             order = self._order(name, json.loads(body))
             self._digests[name] = digest
-            with self._journal.open("a") as file:
-                file.write(f"{name} {digest}\n")
+            self._write_down(name, digest)
             self._results[name] = asyncio.create_task(self._run(order))
             self._results[name].add_done_callback(self._trim)
         return await self._result(key)
@@ -121,6 +123,16 @@ class PlainSandbox:
             return Answer(200, JSON, json.dumps(found, separators=(",", ":")).encode())
         except Refused as refusal:
             return Answer(refusal.status, JSON, refusal.body)
+        except SandboxError as error:
+            if error.ran is Ran.NO:
+                # So that the key can be tried again.
+                self._write_down(order.marker, NOT_RUN)
+                del self._digests[order.marker], self._results[order.marker]
+            raise
+
+    def _write_down(self, name: str, digest: str) -> None:
+        with self._journal.open("a") as file:
+            file.write(f"{name} {digest}\n")
 
     async def _result(self, key: str) -> Answer:
         name = hashlib.sha256(key.encode()).hexdigest()[:32]
