@@ -85,6 +85,8 @@ async def test_a_container_that_somebody_removed_is_lost(config: SandboxConfig, 
         container.remove(force=True)
         with pytest.raises(SandboxLost):
             await sandbox.exec(TRUE)
+        mine = {"label": f"{CONTROLLER}={(tmp_path / 'sandbox' / 'controller').read_text()}"}
+        await asyncio.to_thread(until, lambda: not engine.volumes.list(filters=mine))
 
 
 async def test_killed_controller_adopts_its_containers_again(

@@ -270,7 +270,8 @@ class DockerBackend:
             # Also what the engine created for a request whose answer never came.
             container = (await self.containers.list(sandbox_id)).get(sandbox_id, {}).get("Id")
         if container is not None:
-            await self.containers.remove(container)
+            if not await self.containers.remove(container):
+                await self.keeper.tidy()
             await self.keeper.clear()
         self._forget_files(sandbox_id)
 
@@ -311,6 +312,8 @@ class DockerBackend:
             return
         for sandbox_id in known - found.live:
             self._ends.gone(sandbox_id, "its container was removed by somebody else")
+        if known - found.live:
+            await self.keeper.tidy()
 
     def _event(self, event: Mapping[str, Any]) -> None:
         ended = self._ends.event(event)
@@ -335,7 +338,9 @@ class DockerBackend:
         if sandbox_id in self._ends.starting:
             return
         try:
-            await self.containers.remove(container)
+            if not await self.containers.remove(container):
+                # Whoever removed it may have left its volumes.
+                await self.keeper.tidy()
         except SandboxError as error:
             log.warning("the ended container of sandbox %s is not removed yet: %s", sandbox_id, error)
         self._forget_files(sandbox_id)

@@ -53,16 +53,16 @@ class Containers:
         found = await self._engine.call("containers", all=True, filters={"label": labels})
         return {container["Labels"][SANDBOX]: container for container in found}
 
-    async def remove(self, container: str) -> None:
-        """Returns when the engine does not know it any more."""
+    async def remove(self, container: str) -> bool:
+        """Returns when the engine does not know it any more: False when it was gone already."""
         deadline = time.monotonic() + REMOVAL_S
         while True:
             try:
                 await self._engine.call("remove_container", container, force=True, v=True)
-                return
+                return True
             except SandboxError as error:
                 if is_absent(error):
-                    return
+                    return False
                 # Busy: another removal of it is in progress.
                 if not is_busy(error) or time.monotonic() > deadline:
                     raise
