@@ -100,7 +100,7 @@ async def test_killed_controller_adopts_its_pods_again(config: SandboxConfig, cl
     await until(lambda: none_live(client))
     await client.close()
     await process.signal(signal.SIGTERM)
-    assert not await names(cluster, "pods", config)
+    await until(lambda: no_pods(cluster, config))
 
 
 async def test_100_cycles_leak_nothing(config: SandboxConfig, cluster: Cluster, tmp_path: Path) -> None:
