@@ -106,7 +106,7 @@ class DockerConfig(Section):
     runtime: str = ""
     """An OCI runtime that the engine knows by name; empty means the engine's default."""
     users: bool = True
-    """Whether commands may run as other users of the image: sandboxd then has SETUID, SETGID and KILL, for itself alone.
+    """Whether commands may run as other users of the image: sandboxd alone then has SETUID, SETGID and KILL.
     Commands have no capability either way."""
     network: str = "none"
     """A network of the engine, which decides what sandboxes reach; `none` is no network at all."""
