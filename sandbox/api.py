@@ -7,13 +7,11 @@ Routes are Starlette's own: they skip FastAPI's per-call machinery, of which not
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from fastapi import FastAPI
-from pydantic import Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,21 +21,22 @@ from agentrl.core.db import open_database, sqlite_url
 from agentrl.core.errors import ConfigError, RequestError
 from agentrl.core.http import create_app, server
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import ExecRequest, SandboxSpec, Value
+from agentrl.core.types import ExecRequest
 from sandbox.backends.base import Backend
 from sandbox.backends.docker.backend import DockerBackend
 from sandbox.backends.kubernetes.backend import KubernetesBackend
 from sandbox.backends.local.backend import LocalBackend
 from sandbox.channel import Answer
 from sandbox.controller import Controller
+from sandbox.egress import EgressProxy
 from sandbox.election import Election
 from sandbox.metrics import SPECS
 from sandbox.passing import PASSED
+from sandbox.requests import CreateRequest, GroupRequest, RenewRequest, body_of, key_of, query_of, view_of
 from sandbox.standby import candidate, controller_of
 from sandbox.states import Record
 from sandbox.store import SandboxStore
-
-V = TypeVar("V", bound=Value)
+from sandbox.verb_routes import VERBS
 
 LONGEST_WAIT_S = 30.0
 """How long `GET /v1/events` waits at most."""
@@ -51,34 +50,18 @@ def leave() -> None:
     os._exit(LOST_LEADERSHIP)
 
 
-class CreateRequest(Value):
-    """Body of `POST /v1/sandboxes`."""
-
-    owner: str
-    spec: SandboxSpec = SandboxSpec()
-
-
-class GroupRequest(Value):
-    """Body of `POST /v1/groups`."""
-
-    owner: str
-    members: Mapping[str, SandboxSpec] = Field(min_length=1)
-    """Specs by idempotency key."""
-
-
-class RenewRequest(Value):
-    """Body of `POST /v1/sandboxes/{id}/renew`."""
-
-    ttl_s: float = Field(gt=0)
-
-
-def make_backend(config: SandboxConfig, folder: Path) -> Backend:
+def make_backend(config: SandboxConfig, folder: Path, metrics: Metrics) -> Backend:
+    if config.egress and config.backend == "kubernetes":
+        raise ConfigError("sandbox.egress works on local and docker: on kubernetes use sandbox.kubernetes.egress")
+    egress = EgressProxy(config.egress, metrics) if config.egress else None
     if config.backend == "local":
-        return LocalBackend(folder, require_isolation=config.require_isolation)
+        return LocalBackend(
+            folder, require_isolation=config.require_isolation, require_cgroups=config.require_cgroups, egress=egress
+        )
     if config.backend == "kubernetes":
         return KubernetesBackend(config.kubernetes, require_isolation=config.require_isolation)
     if config.backend == "docker":
-        return DockerBackend(folder, config.docker)
+        return DockerBackend(folder, config.docker, egress=egress)
     raise ConfigError(f"sandbox.backend = {config.backend!r} is not built yet: use 'local'")
 
 
@@ -97,7 +80,7 @@ def create_sandbox_app(
     With a leader's lease in the config, `address` is told to others, and `lost` is called when another one leads.
     """
     metrics = Metrics(SPECS)
-    backend = make_backend(config, folder / "sandbox")
+    backend = make_backend(config, folder / "sandbox", metrics)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -142,32 +125,6 @@ async def run_sandbox(
     await server(app, host=host, port=port).serve()
 
 
-async def _body(request: Request, kind: type[V]) -> tuple[V, bytes]:
-    raw = await request.body()
-    try:
-        return kind.model_validate_json(raw), raw
-    except ValidationError as error:
-        raise RequestError(f"{request.method} {request.url.path}: {error}") from None
-
-
-def _query(request: Request, name: str) -> str:
-    value = request.query_params.get(name, "")
-    if not value:
-        raise RequestError(f"{request.method} {request.url.path}: the query parameter {name!r} is missing")
-    return value
-
-
-def _key(request: Request) -> str:
-    key = request.headers.get("idempotency-key", "")
-    if not key or not key.isprintable():
-        raise RequestError(f"{request.method} {request.url.path}: send an Idempotency-Key header")
-    return key
-
-
-def _view(record: Record) -> Response:
-    return Response(record.view().model_dump_json(), media_type="application/json")
-
-
 def _listed(records: Sequence[Record]) -> Response:
     views = ",".join(record.view().model_dump_json() for record in records)
     return Response(f'{{"sandboxes":[{views}]}}', media_type="application/json")
@@ -178,12 +135,12 @@ def _passed(answer: Answer) -> Response:
 
 
 async def create(request: Request) -> Response:
-    body, _ = await _body(request, CreateRequest)
-    return _view(await controller_of(request).create(body.owner, _key(request), body.spec))
+    body, _ = await body_of(request, CreateRequest)
+    return view_of(await controller_of(request).create(body.owner, key_of(request), body.spec))
 
 
 async def create_group(request: Request) -> Response:
-    body, _ = await _body(request, GroupRequest)
+    body, _ = await body_of(request, GroupRequest)
     return _listed(await controller_of(request).create_group(body.owner, body.members))
 
 
@@ -194,24 +151,24 @@ async def listing(request: Request) -> Response:
 
 
 async def close_by_key(request: Request) -> Response:
-    return _view(await controller_of(request).close_key(_query(request, "owner"), _query(request, "key")))
+    return view_of(await controller_of(request).close_key(query_of(request, "owner"), query_of(request, "key")))
 
 
 async def get(request: Request) -> Response:
-    return _view(await controller_of(request).records.get(request.path_params["id"]))
+    return view_of(await controller_of(request).records.get(request.path_params["id"]))
 
 
 async def close(request: Request) -> Response:
-    return _view(await controller_of(request).close(request.path_params["id"], "closed"))
+    return view_of(await controller_of(request).close(request.path_params["id"], "closed"))
 
 
 async def execute(request: Request) -> Response:
-    body, raw = await _body(request, ExecRequest)
-    return _passed(await controller_of(request).relay.exec(request.path_params["id"], body, raw, _key(request)))
+    body, raw = await body_of(request, ExecRequest)
+    return _passed(await controller_of(request).relay.exec(request.path_params["id"], body, raw, key_of(request)))
 
 
 async def exec_result(request: Request) -> Response:
-    return _passed(await controller_of(request).relay.exec_result(request.path_params["id"], _query(request, "key")))
+    return _passed(await controller_of(request).relay.exec_result(request.path_params["id"], query_of(request, "key")))
 
 
 async def commands(request: Request) -> Response:
@@ -235,8 +192,8 @@ async def sweep(request: Request) -> Response:
 
 
 async def renew(request: Request) -> Response:
-    body, _ = await _body(request, RenewRequest)
-    return _view(await controller_of(request).relay.renew(request.path_params["id"], body.ttl_s))
+    body, _ = await body_of(request, RenewRequest)
+    return view_of(await controller_of(request).relay.renew(request.path_params["id"], body.ttl_s))
 
 
 ROUTES = [
@@ -249,6 +206,7 @@ ROUTES = [
     Route("/v1/sandboxes/{id}/exec", exec_result, methods=["GET"]),
     Route("/v1/sandboxes/{id}/commands", commands, methods=["GET"]),
     Route("/v1/sandboxes/{id}/renew", renew, methods=["POST"]),
+    *VERBS,
     *PASSED,
     Route("/v1/groups", create_group, methods=["POST"]),
     Route("/v1/events", events, methods=["GET"]),

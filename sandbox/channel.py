@@ -33,6 +33,8 @@ class Channel:
         self._connect = connect
         self._auth = f"authorization: Bearer {token}\r\n" if token else ""
         self._idle: list[Stream] = []
+        self._asking: set[asyncio.StreamWriter] = set()
+        """Connections with a request on its way."""
 
     async def request(
         self, method: str, target: str, *, body: bytes = b"", key: str = "", timeout_s: float = 30.0
@@ -44,6 +46,7 @@ class Channel:
             stream = self._idle.pop() if self._idle else await self._connect()
         except OSError as error:
             raise ServiceUnavailable(f"sandboxd of {self._where}: cannot connect: {error}", ran=Ran.NO) from error
+        self._asking.add(stream[1])
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._exchange(stream, head, body)
@@ -56,6 +59,8 @@ class Channel:
         except BaseException:
             stream[1].close()
             raise
+        finally:
+            self._asking.discard(stream[1])
         self._idle.append(stream)
         return answer
 
@@ -69,6 +74,11 @@ class Channel:
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         content = await reader.readexactly(int(headers["content-length"]))
         return Answer(int(lines[0].split(" ", 2)[1]), headers["content-type"], content, headers)
+
+    def interrupt(self) -> None:
+        """Requests on their way get no answer: ServiceUnavailable."""
+        for writer in self._asking:
+            writer.transport.abort()
 
     def close(self) -> None:
         while self._idle:

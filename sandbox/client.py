@@ -14,13 +14,14 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import TypeAdapter
 
-from agentrl.core.errors import AgentRLError, NotFound, Ran, SandboxLost, ServiceUnavailable
+from agentrl.core.errors import AgentRLError, Conflict, NotFound, Ran, SandboxLost, ServiceUnavailable
 from agentrl.core.http import Service
-from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec, SandboxState, SandboxView
+from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec, SandboxState, SandboxView, Snapshot
 from sandbox.handle import PassedCalls, parse
 from sandbox.views import CommandView, EventPage, Swept
 
@@ -33,7 +34,12 @@ SLACK_S = 15.0
 """Seconds beyond a command's timeout in which its answer must come."""
 RESULT_S = 3600.0
 """How long to wait for the result of a command that still runs."""
+SNAPSHOT_S = 600.0
+"""How long to wait for a snapshot."""
+FORK_S = 600.0
+"""How long the snapshot of a fork is kept if we cannot end it."""
 _views = TypeAdapter(dict[str, tuple[SandboxView, ...]])
+_snapshots = TypeAdapter(dict[str, tuple[Snapshot, ...]])
 _commands = TypeAdapter(dict[str, tuple[CommandView, ...]])
 
 
@@ -60,6 +66,10 @@ class RemoteSandbox(PassedCalls):
                     return parse(ExecResult, found)
                 except NotFound:
                     sent_in_vain = True
+                except Conflict as paused:
+                    # Asking did nothing, but what was sent before may have run.
+                    paused.ran = Ran.MAYBE
+                    raise
             try:
                 headers = {"idempotency-key": key, "content-type": "application/json"}
                 answer = await self._client.send(
@@ -88,6 +98,34 @@ class RemoteSandbox(PassedCalls):
     async def renew(self, ttl_s: float) -> None:
         await self._client.patiently(lambda: self._client.send("POST", f"{self._path}/renew", json={"ttl_s": ttl_s}))
 
+    async def pause(self, *, ttl_s: float | None = None, key: str | None = None) -> None:
+        await self._do("pause", {"ttl_s": ttl_s}, key)
+
+    async def resume(self, *, key: str | None = None) -> None:
+        await self._do("resume", {}, key)
+
+    async def snapshot(self, *, ttl_s: float = 3600.0, key: str | None = None) -> Snapshot:
+        return parse(Snapshot, await self._do("snapshots", {"ttl_s": ttl_s}, key, timeout_s=SNAPSHOT_S))
+
+    async def _do(self, verb: str, json: Mapping[str, Any], key: str | None, *, timeout_s: float = 60.0) -> bytes:
+        headers, send = {"idempotency-key": key or uuid.uuid4().hex}, self._client.send
+        return await self._client.patiently(
+            lambda: send("POST", f"{self._path}/{verb}", json=json, headers=headers, timeout_s=timeout_s)
+        )
+
+    @asynccontextmanager
+    async def fork(self, *, key: str | None = None) -> AsyncIterator[RemoteSandbox]:
+        """Another sandbox of the same owner and spec, with the files of now: a snapshot and an `acquire`."""
+        key, client = key or uuid.uuid4().hex, self._client
+        view = await client.view(self._id)
+        kept = await self.snapshot(ttl_s=FORK_S, key=key)
+        try:
+            spec = view.spec.model_copy(update={"snapshot": kept.id, "files": {}})
+            async with client.acquire(spec, owner=view.owner, key=key) as fork:
+                yield fork
+        finally:
+            await client.release(client.forget_snapshot(kept.id))
+
     async def close(self) -> None:
         try:
             await self._client.patiently(lambda: self._client.send("DELETE", self._path))
@@ -113,13 +151,13 @@ class SandboxClient:
         except BaseException as error:
             # Refused before anything was made: the key stays free for another try.
             if not (isinstance(error, AgentRLError) and error.ran is Ran.NO):
-                await self._release(self._close_key(owner, key))
+                await self.release(self._close_key(owner, key))
             raise
         sandbox = RemoteSandbox(self, view.id)
         try:
             yield sandbox
         finally:
-            await self._release(sandbox.close())
+            await self.release(sandbox.close())
 
     @asynccontextmanager
     async def acquire_group(
@@ -134,12 +172,12 @@ class SandboxClient:
             made = {key: self._ready(view, key) for key, view in zip(specs, views, strict=True)}
         except BaseException as error:
             if not (isinstance(error, AgentRLError) and error.ran is Ran.NO):
-                await self._release(_together(self._close_key(owner, key) for key in specs))
+                await self.release(_together(self._close_key(owner, key) for key in specs))
             raise
         try:
             yield made
         finally:
-            await self._release(_together(sandbox.close() for sandbox in made.values()))
+            await self.release(_together(sandbox.close() for sandbox in made.values()))
 
     async def create(self, spec: SandboxSpec, *, owner: str, key: str) -> SandboxView:
         """A READY sandbox that nobody closes but its lease: for callers that cannot hold `acquire` open."""
@@ -188,18 +226,28 @@ class SandboxClient:
             "sandboxes"
         ]
 
+    async def snapshots(self, *, owner: str | None = None) -> Sequence[Snapshot]:
+        params = {} if owner is None else {"owner": owner}
+        answer = await self.patiently(lambda: self.send("GET", "/v1/snapshots", params=params))
+        return _snapshots.validate_json(answer)["snapshots"]
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        """Sandboxes that began from it go on. NotFound when there was none."""
+        path = f"/v1/snapshots/{quote(snapshot_id, safe='')}"
+        await self.patiently(lambda: self.send("DELETE", path))
+
     async def _close_key(self, owner: str, key: str) -> None:
         params = {"owner": owner, "key": key}
         await self.patiently(lambda: self.send("DELETE", "/v1/sandboxes", params=params))
 
-    async def _release(self, closing: Awaitable[None]) -> None:
+    async def release(self, closing: Awaitable[None]) -> None:
         """Close also when we are being cancelled; what the controller does not answer in time, its lease ends."""
 
         async def run() -> None:
             try:
                 await closing
             except AgentRLError as error:
-                log.warning("a sandbox was not closed, its lease will end it: %s", error.message)
+                log.warning("a sandbox or snapshot was not ended, its lease will end it: %s", error.message)
 
         task = asyncio.create_task(run())
         self._releases.add(task)
@@ -226,13 +274,19 @@ class SandboxClient:
         return self._urls[(self._urls.index(url) + 1) % len(self._urls)] if url in self._urls else self._urls[0]
 
     async def patiently(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Repeat an attempt that is safe to repeat while the controller is away."""
-        deadline, pause = time.monotonic() + self._patience_s, 0.05
+        """Repeat an attempt that is safe to repeat while the controller is away.
+
+        When one may have run, later ones that certainly did not do not change that.
+        """
+        deadline, pause, maybe = time.monotonic() + self._patience_s, 0.05, False
         while True:
             try:
                 return await attempt()
-            except ServiceUnavailable:
-                if time.monotonic() + pause > deadline:
+            except (ServiceUnavailable, SandboxLost) as error:
+                maybe = maybe or error.ran is Ran.MAYBE
+                if maybe and error.ran is Ran.NO:
+                    error.ran = Ran.MAYBE
+                if isinstance(error, SandboxLost) or time.monotonic() + pause > deadline:
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)

@@ -12,23 +12,28 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from agentrl.core.config import SandboxConfig
 from agentrl.core.errors import AgentRLError, CapacityError, Conflict
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import SandboxSpec, SandboxState
+from agentrl.core.types import SandboxSpec, SandboxState, Snapshot
 from sandbox import leases
 from sandbox.admission import Admission
 from sandbox.backends.base import Backend
 from sandbox.pool import Pool
 from sandbox.records import Records
 from sandbox.relay import Relay
+from sandbox.snapshots import Snapshots
 from sandbox.states import Record
 from sandbox.store import SandboxStore
+from sandbox.verbs import Verbs
 from sandbox.views import EventPage, Swept
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class Controller:
@@ -43,8 +48,12 @@ class Controller:
         retention_s: float = 3600.0,
     ) -> None:
         self.backend = backend
-        self.records = Records(store, metrics=metrics, retention_s=retention_s, ended=lambda i: self.relay.drop(i))
+        self.records = Records(store, metrics=metrics, retention_s=retention_s, ended=self._drop)
         self.relay = Relay(backend, self.records, self._explain, metrics=metrics)
+        self.verbs = Verbs(backend, self.records, self.relay)
+        self.snapshots = Snapshots(
+            backend, store.snapshots, self.records, self.verbs, metrics=metrics, retention_s=retention_s
+        )
         self._store, self._metrics = store, metrics
         self.pool = Pool(
             backend, size=config.warm, room=lambda: self._capacity - len(self.records.live), metrics=metrics
@@ -53,7 +62,7 @@ class Controller:
         self._capacity, self._sweep_s = config.capacity, sweep_s
         self._creating: dict[str, asyncio.Task[None]] = {}
         self._closing: dict[str, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._loops: list[asyncio.Task[None]] = []
 
     # --- start and stop ------------------------------------------------------------------------
@@ -62,16 +71,15 @@ class Controller:
         """Read the store, adopt what still runs, and begin to sweep."""
         await self.backend.start(self._ended)
         await self.records.load()
+        await self.snapshots.load()
         there = (await self.backend.inventory()).live
         for record in list(self.records.live.values()):
-            # Whoever asked for these, or was closing them, was cut off; what the backend has is the truth.
+            # Whoever asked for these was cut off; what the backend has is the truth. The sweep ends what was closing.
             if record.state in (SandboxState.QUEUED, SandboxState.CREATING):
                 if record.id in there:
                     self.records.step(record, SandboxState.READY)
                 else:
                     await self.records.end(record, SandboxState.FAILED, "the controller ended while creating it")
-            elif record.state is SandboxState.CLOSING:
-                await self.close(record.id, "closed")
         await self.sweep()
         adopted = len(self.records.live)
         log.info("sandbox controller: %d sandboxes adopted, isolation %s", adopted, self.backend.isolation)
@@ -81,10 +89,11 @@ class Controller:
         self._loops.append(asyncio.create_task(self.pool.filling()))
 
     async def stop(self) -> None:
-        """Close every sandbox, then the backend and the store."""
+        """Close every sandbox and forget every snapshot, then the backend and the store."""
         await self._halt()
         closings = (self.close(sandbox_id, "the controller was stopped") for sandbox_id in list(self.records.live))
         await asyncio.gather(*closings, self.pool.close(), return_exceptions=True)
+        await self.snapshots.sweep(everything=True)
         await self.backend.stop()
         await self._store.close()
 
@@ -101,10 +110,15 @@ class Controller:
             loop.cancel()
         await asyncio.gather(*self._loops, *self._tasks, return_exceptions=True)
 
-    def _background(self, work: Coroutine[None, None, None]) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)
+    def _background(self, work: Coroutine[None, None, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    def _drop(self, sandbox_id: str) -> None:
+        self.relay.drop(sandbox_id)
+        self.verbs.drop(sandbox_id)
 
     # --- create --------------------------------------------------------------------------------
 
@@ -114,12 +128,15 @@ class Controller:
         known = self.records.keys.get((owner, key))
         if known is not None:
             return await self._replay(known, key, digest)
+        self.snapshots.check(spec, owner)
         self._admit(owner, key, 1)
         return await self._created(self._begin(owner, key, spec, digest))
 
     async def create_group(self, owner: str, members: Mapping[str, SandboxSpec]) -> Sequence[Record]:
         """As `create` for specs by key, all or none: one that fails ends the others that were made with it."""
         fresh = [key for key in members if (owner, key) not in self.records.keys]
+        for key in fresh:
+            self.snapshots.check(members[key], owner)
         if fresh:
             self._admit(owner, "\n".join(fresh), len(fresh))
         begun = [self._begin(owner, key, members[key], _digest(members[key])) for key in fresh]
@@ -175,7 +192,7 @@ class Controller:
                 await self.backend.destroy(record.id)
             else:
                 return
-        await self.backend.create(record.id, record.spec)
+        await self.backend.create(record.id, record.spec, record.owner)
 
     async def _create(self, record: Record, *, warm: bool) -> None:
         """Placed and recorded at once: a crash between the two is what the sweep is for."""
@@ -205,12 +222,19 @@ class Controller:
     async def close(self, sandbox_id: str, cause: str) -> Record:
         """Close in whatever state it is; returns the terminal record."""
         if sandbox_id in self.records.live:
-            task = self._closing.get(sandbox_id)
-            if task is None:
-                task = self._closing[sandbox_id] = asyncio.create_task(self._close(sandbox_id, cause))
-                task.add_done_callback(lambda _: self._closing.pop(sandbox_id, None))
-            await asyncio.shield(task)
+            await asyncio.shield(self._begin_close(sandbox_id, cause))
         return await self.records.get(sandbox_id)
+
+    def _begin_close(self, sandbox_id: str, cause: str) -> asyncio.Task[None]:
+        """CLOSING on return, so that nothing can be asked of it any more; the task ends it."""
+        task = self._closing.get(sandbox_id)
+        if task is None:
+            record = self.records.live[sandbox_id]
+            if record.state is not SandboxState.CLOSING:
+                self.records.step(record, SandboxState.CLOSING, cause)
+            task = self._closing[sandbox_id] = asyncio.create_task(self._close(sandbox_id))
+            task.add_done_callback(lambda _: self._closing.pop(sandbox_id, None))
+        return task
 
     async def close_key(self, owner: str, key: str) -> Record:
         """Close what a key created; a key that is unknown so far will create nothing any more."""
@@ -222,18 +246,33 @@ class Controller:
         await self.records.save(record)
         return record
 
-    async def _close(self, sandbox_id: str, cause: str) -> None:
+    async def _close(self, sandbox_id: str) -> None:
         started = time.monotonic()
         if sandbox_id in self._creating:
             await asyncio.wait({self._creating[sandbox_id]})
-        record = self.records.live.get(sandbox_id)
-        if record is None:
-            return
-        if record.state is not SandboxState.CLOSING:
-            record = self.records.step(record, SandboxState.CLOSING, cause)
-        await self.backend.destroy(sandbox_id)
-        await self.records.end(record, SandboxState.CLOSED, record.cause)
+        async with self.verbs.turn(sandbox_id):
+            # A creation that failed ended it.
+            if sandbox_id not in self.records.live:
+                return
+            await self.backend.destroy(sandbox_id)
+            record = self.records.live[sandbox_id]
+            await self.records.end(record, SandboxState.CLOSED, record.cause)
         self._metrics.observe("sandbox/close_seconds", time.monotonic() - started)
+
+    # --- pause, resume, snapshot ---------------------------------------------------------------
+
+    async def pause(self, sandbox_id: str, key: str, ttl_s: float | None = None) -> Record:
+        """See `Verbs.pause`. As the others here, it goes on to its end when who asked leaves."""
+        return await asyncio.shield(self._background(self.verbs.pause(sandbox_id, key, ttl_s)))
+
+    async def resume(self, sandbox_id: str, key: str) -> Record:
+        return await asyncio.shield(self._background(self.verbs.resume(sandbox_id, key)))
+
+    async def snapshot(self, sandbox_id: str, key: str, ttl_s: float) -> Snapshot:
+        return await asyncio.shield(self._background(self.snapshots.make(sandbox_id, key, ttl_s)))
+
+    async def forget_snapshot(self, snapshot_id: str) -> Snapshot:
+        return await asyncio.shield(self._background(self.snapshots.forget(snapshot_id)))
 
     # --- what happens by itself ----------------------------------------------------------------
 
@@ -259,25 +298,47 @@ class Controller:
 
     async def sweep(self) -> Swept:
         """Close what expired, declare lost what is gone, destroy what nobody owns, forget what ended long ago."""
+        asked = time.monotonic()
+        before = {i for i, record in self.records.live.items() if record.state not in leases.UNPLACED}
         placed = await self.backend.inventory()
+        resumed = self.verbs.believe(placed.paused, asked=asked)
         found = leases.sweep(self.records.live.values(), placed.live, placed.ended, now=time.time())
-        for sandbox_id, cause in found.lost.items():
+        # One that became READY meanwhile may be missing from an answer that was on its way.
+        lost = {i: cause for i, cause in found.lost.items() if i in before}
+        for sandbox_id, cause in lost.items():
             self._ended(sandbox_id, cause)
         ours = self.records.live.keys() | self.pool.ids
         orphans = [orphan for orphan in found.orphans if orphan not in ours]
-        for orphan in orphans:
-            log.warning("sandbox %s is not in the store: destroying it", orphan)
-            self._metrics.inc("sandbox/orphans_total")
-            await self.backend.destroy(orphan)
-        expired = [i for i in found.expired if i not in self.relay.busy]
+        await self._each([*map(self._destroy_orphan, orphans), *map(self.verbs.prolong, resumed)])
+        expired = [self._begin_close(i, "the lease ended") for i in found.expired if self._expired(i)]
         # A close that failed, as when the fork server ended meanwhile, left these.
         records = self.records.live.values()
         halfway = [r.id for r in records if r.state is SandboxState.CLOSING and r.id not in self._closing]
-        closes = [self.close(i, "the lease ended") for i in expired] + [self.close(i, "closed") for i in halfway]
-        await asyncio.gather(*closes)
+        expired += [self._begin_close(i, "closed") for i in halfway]
+        await self._each(map(asyncio.shield, expired))
         self.records.measure()
+        await self.snapshots.sweep()
         await self.records.purge()
-        return Swept(expired=len(expired), lost=len(found.lost), orphans=len(orphans))
+        return Swept(expired=len(expired) - len(halfway), lost=len(lost), orphans=len(orphans))
+
+    async def _destroy_orphan(self, sandbox_id: str) -> None:
+        log.warning("sandbox %s is not in the store: destroying it", sandbox_id)
+        self._metrics.inc("sandbox/orphans_total")
+        await self.backend.destroy(sandbox_id)
+
+    async def _each(self, work: Iterable[Awaitable[None]]) -> None:
+        """One that fails holds up no other: the next sweep finds it again."""
+        for failed in await asyncio.gather(*work, return_exceptions=True):
+            if isinstance(failed, AgentRLError):
+                log.warning("the next sweep tries again: %s", failed.message)
+            elif isinstance(failed, BaseException):
+                raise failed
+
+    def _expired(self, sandbox_id: str) -> bool:
+        """Still so, since a renewal may have come while others were swept."""
+        record = self.records.live.get(sandbox_id)
+        due = record is not None and record.deadline <= time.time() and record.state not in leases.UNPLACED
+        return due and sandbox_id not in self.relay.busy
 
     async def _sweeping(self) -> None:
         while True:

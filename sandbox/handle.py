@@ -6,17 +6,20 @@ twice (input, signals) is never sent again.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import uuid
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, Protocol, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Protocol, TypeVar
 from urllib.parse import quote
 
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.core.errors import SandboxError
-from agentrl.core.types import ExecResult, OutputChunk, ProcessRequest, ProcessView, Value
+from agentrl.core.errors import AgentRLError, SandboxError
+from agentrl.core.types import ExecResult, OutputChunk, ProcessRequest, ProcessView, TerminalSize, Value
+from sandbox.following import END_S, RemoteProcess, Stream, follow
 
 T = TypeVar("T")
 V = TypeVar("V", bound=Value)
@@ -101,7 +104,7 @@ class PassedCalls:
         return parse(ProcessView, await self._look(process_id, "", wait_s, {}))
 
     async def output(
-        self, process_id: str, *, stream: Literal["stdout", "stderr"] = "stdout", offset: int = 0, wait_s: float = 0.0
+        self, process_id: str, *, stream: Stream = "stdout", offset: int = 0, wait_s: float = 0.0
     ) -> OutputChunk:
         params = {"stream": stream, "offset": offset}
         return parse(OutputChunk, await self._look(process_id, "/output", wait_s, params))
@@ -119,6 +122,30 @@ class PassedCalls:
         url, params = f"{self._process_path(process_id)}/stdin", {"last": int(last)}
         return parse(ProcessView, (await self._caller.fetch("POST", url, params=params, content=data)).content)
 
+    async def resize(self, process_id: str, size: TerminalSize) -> ProcessView:
+        """Tell a process on a terminal its new size."""
+        url, json, fetch = f"{self._process_path(process_id)}/resize", size.model_dump(), self._caller.fetch
+        return parse(ProcessView, (await self._caller.patiently(lambda: fetch("POST", url, json=json))).content)
+
+    def follow(
+        self, process_id: str, *, stream: Stream = "stdout", offset: int = 0
+    ) -> AsyncGenerator[OutputChunk, None]:
+        """What a process wrote from `offset` on, as it comes, to its end."""
+        return follow(self, process_id, stream, offset)
+
+    @asynccontextmanager
+    async def running(self, request: ProcessRequest, *, key: str | None = None) -> AsyncIterator[RemoteProcess]:
+        """A process for the duration of the block: killed on the way out if it still runs.
+
+        `async for piece in process.output()` gives its output as it comes.
+        """
+        process = RemoteProcess(self, key or uuid.uuid4().hex)
+        try:
+            await self.start(request, key=process.id)
+            yield process
+        finally:
+            await process.end()
+
     # --- shells --------------------------------------------------------------------------------
 
     async def open_shell(
@@ -129,6 +156,21 @@ class PassedCalls:
         body, fetch = {"argv": argv, "env": dict(env or {})}, self._caller.fetch
         headers = {"idempotency-key": shell_id}
         await self._caller.patiently(lambda: fetch("POST", f"{self._path}/shells", json=body, headers=headers))
+        return self._shell(shell_id)
+
+    @asynccontextmanager
+    async def shell(
+        self, argv: tuple[str, ...] = ("sh",), *, env: Mapping[str, str] | None = None, key: str | None = None
+    ) -> AsyncIterator[RemoteShell]:
+        """As `open_shell`, for the duration of the block."""
+        shell_id = key or uuid.uuid4().hex
+        shell = self._shell(shell_id)
+        try:
+            yield await self.open_shell(argv, env=env, key=shell_id)
+        finally:
+            await shell.end()
+
+    def _shell(self, shell_id: str) -> RemoteShell:
         return RemoteShell(self._caller, f"{self._path}/shells/{quote(shell_id, safe='')}")
 
     def _process_path(self, process_id: str) -> str:
@@ -158,3 +200,9 @@ class RemoteShell:
         """Kill it and what it started."""
         headers = {"idempotency-key": uuid.uuid4().hex}
         await self._caller.patiently(lambda: self._caller.fetch("POST", f"{self._path}/close", headers=headers))
+
+    async def end(self) -> None:
+        """As `close`, as far as it can be reached: what cannot, the sandbox's own end kills."""
+        with suppress(AgentRLError, TimeoutError):
+            async with asyncio.timeout(END_S):
+                await self.close()

@@ -53,7 +53,7 @@ class Pool:
 
     def take(self, spec: SandboxSpec) -> str:
         """The id of a sandbox of this shape, now the caller's; "" when there is none. Remembers the shape."""
-        if not self._size:
+        if not self._size or spec.snapshot:
             return ""
         bare = spec.model_copy(update={"files": {}})
         name = bare.model_dump_json()
@@ -95,7 +95,7 @@ class Pool:
         sandbox_id = new_id()
         self.making.add(sandbox_id)
         try:
-            await self._backend.create(sandbox_id, shape.spec)
+            await self._backend.create(sandbox_id, shape.spec, "")
             shape.ready[sandbox_id] = time.monotonic()
         except AgentRLError as error:
             log.warning("no sandbox was made ahead: %s", error.message)

@@ -12,7 +12,8 @@ import logging
 import time
 import uuid
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 
 from agentrl.core.errors import Conflict, NotFound, Ran, SandboxLost
 from agentrl.core.telemetry import Metrics
@@ -41,6 +42,8 @@ class Records:
         self._store, self._metrics, self._retention_s, self._ended = store, metrics, retention_s, ended
         self._ended_lately: OrderedDict[str, Record] = OrderedDict()
         """The newest records that ended: they are asked for most, and the store may not have them yet."""
+        self._held: dict[str, str] = {}
+        """Sandboxes that take no commands for a moment, with what is being done to them."""
         self._dirty: set[str] = set()
         """Records that changed since they were last written."""
 
@@ -128,11 +131,29 @@ class Records:
     async def ready(self, sandbox_id: str) -> Record:
         """A record that takes commands; SandboxLost with the cause when it has ended."""
         record = await self.get(sandbox_id)
-        if record.state in (SandboxState.QUEUED, SandboxState.CREATING, SandboxState.PAUSED):
+        if record.state is SandboxState.PAUSED:
+            raise Conflict(f"sandbox {sandbox_id} is PAUSED: resume it first")
+        if record.state in (SandboxState.QUEUED, SandboxState.CREATING):
             raise Conflict(f"sandbox {sandbox_id} is {record.state}, not READY")
+        if sandbox_id in self._held:
+            raise Conflict(f"sandbox {sandbox_id} is {self._held[sandbox_id]}")
         if record.state is not SandboxState.READY:
             raise SandboxLost(f"sandbox {sandbox_id} is {record.state}: {record.cause}", ran=Ran.NO)
         return record
+
+    def frozen(self, sandbox_id: str) -> bool:
+        """Whether nobody inside answers, since it is paused, or is just being paused."""
+        record = self.live.get(sandbox_id)
+        return sandbox_id in self._held or (record is not None and record.state is SandboxState.PAUSED)
+
+    @contextmanager
+    def held(self, sandbox_id: str, why: str) -> Iterator[None]:
+        """Let no new command in meanwhile."""
+        self._held[sandbox_id] = why
+        try:
+            yield
+        finally:
+            del self._held[sandbox_id]
 
     async def list(self, *, owner: str | None, live: bool) -> Sequence[Record]:
         found = [r for r in self.live.values() if owner is None or r.owner == owner]
@@ -152,7 +173,12 @@ class Records:
     async def flush(self) -> None:
         """Write what changed."""
         dirty, self._dirty = self._dirty, set()
-        saves = (self._store.save(self.live[i]) for i in dirty if i in self.live)
-        for failed in await asyncio.gather(*saves, return_exceptions=True):
+        for failed in await asyncio.gather(*map(self._write, dirty), return_exceptions=True):
             if isinstance(failed, Exception):
                 log.error("deadlines were not written: %s", failed)
+
+    async def _write(self, sandbox_id: str) -> None:
+        # Looked up when it is handed over, not before: what has ended meanwhile must not be written as it was.
+        record = self.live.get(sandbox_id)
+        if record is not None:
+            await self._store.save(record)

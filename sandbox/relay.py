@@ -5,15 +5,16 @@ Invariant: a lease does not end under a running command, and what runs extends i
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
-from agentrl.core.errors import SandboxError, SandboxLost, ServiceUnavailable
+from agentrl.core.errors import Conflict, Ran, SandboxError, SandboxLost, ServiceUnavailable
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import ExecRequest
+from agentrl.core.types import ExecRequest, SandboxState
 from sandbox import leases
 from sandbox.backends.base import Backend
 from sandbox.channel import Answer, Channel
@@ -33,6 +34,8 @@ class Relay:
     ) -> None:
         self.busy: Counter[str] = Counter()
         """Commands that run now."""
+        self.changing: Counter[str] = Counter()
+        """Requests on their way that may change something inside: all but looks."""
         self._backend, self._records, self._metrics = backend, records, metrics
         self._explain = explain
         """Why a sandbox does not answer; "" when the backend still has it."""
@@ -82,12 +85,14 @@ class Relay:
         finally:
             self._done(sandbox_id)
 
+    async def prolong(self, sandbox_id: str, ttl_s: float) -> None:
+        """Tell sandboxd when its lease ends, whatever the record says."""
+        await self._told(sandbox_id, "POST", "/renew", f'{{"ttl_s": {ttl_s}}}'.encode())
+
     async def prepare(self, record: Record) -> None:
         """Make a sandbox of the pool what its spec asks for. SandboxError when it cannot be made so."""
-        await self._told(record.id, "POST", "/renew", f'{{"ttl_s": {record.spec.ttl_s}}}'.encode())
-        for path, content in record.spec.files.items():
-            target = f"/files?path={quote(path, safe='')}&mode={0o644}"
-            await self._told(record.id, "PUT", target, content.encode())
+        wanted = {"ttl_s": record.spec.ttl_s, "files": dict(record.spec.files)}
+        await self._told(record.id, "POST", "/prepare", json.dumps(wanted).encode())
 
     async def _told(self, sandbox_id: str, method: str, target: str, body: bytes) -> None:
         answer = await self._ask(sandbox_id, method, target, body)
@@ -95,15 +100,23 @@ class Relay:
             raise SandboxError(f"sandbox {sandbox_id}: {method} {target}: {answer.body[:500]!r}")
 
     async def renew(self, sandbox_id: str, ttl_s: float) -> Record:
-        """Move the lease's end to `ttl_s` from now; durable on return."""
-        await self._records.ready(sandbox_id)
-        await self._ask(sandbox_id, "POST", "/renew", f'{{"ttl_s": {ttl_s}}}'.encode())
-        record = leases.renewed(await self._records.ready(sandbox_id), now=time.time(), ttl_s=ttl_s)
+        """Move the lease's end to `ttl_s` from now, also of one that is paused; durable on return."""
+        record = await self._records.get(sandbox_id)
+        if record.state is not SandboxState.PAUSED:
+            await self._records.ready(sandbox_id)
+            await self.prolong(sandbox_id, ttl_s)
+            record = await self._records.ready(sandbox_id)
+        record = leases.renewed(record, now=time.time(), ttl_s=ttl_s)
         self._records.live[sandbox_id] = record
         if sandbox_id in self._idle_deadline:
             self._idle_deadline[sandbox_id] = record.deadline
         await self._records.save(record)
         return record
+
+    def interrupt(self, sandbox_id: str) -> None:
+        """Looks on their way end now, since nobody inside will answer them."""
+        if sandbox_id in self._channels:
+            self._channels[sandbox_id].interrupt()
 
     def drop(self, sandbox_id: str) -> None:
         """The sandbox ended: close what leads to it."""
@@ -118,13 +131,23 @@ class Relay:
         channel = self._channels.get(sandbox_id)
         if channel is None:
             channel = self._channels[sandbox_id] = self._backend.channel(sandbox_id)
+        if method != "GET":
+            self.changing[sandbox_id] += 1
         try:
             return await channel.request(method, target, body=body, key=key, timeout_s=timeout_s)
         except ServiceUnavailable as error:
+            if self._records.frozen(sandbox_id):
+                ran = Ran.NO if method == "GET" else error.ran
+                raise Conflict(f"sandbox {sandbox_id} was paused: resume it first", ran=ran) from error
             cause = await self._explain(sandbox_id)
             if not cause:
                 raise
             raise SandboxLost(f"sandbox {sandbox_id} is gone: {cause}", ran=error.ran) from error
+        finally:
+            if method != "GET":
+                self.changing[sandbox_id] -= 1
+                if not self.changing[sandbox_id]:
+                    del self.changing[sandbox_id]
 
     def _begin(self, record: Record, running_s: float) -> None:
         now = time.time()

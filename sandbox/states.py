@@ -8,7 +8,8 @@ Invariant: a terminal state never changes, and carries its evidence in `cause`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from agentrl.core.errors import Conflict
 from agentrl.core.types import SandboxSpec, SandboxState, SandboxView
@@ -44,6 +45,8 @@ class Record:
     ended_at: float = 0.0
     """Unix seconds; 0 while it lives."""
     cause: str = ""
+    calls: Mapping[str, str] = field(default_factory=dict)
+    """What was asked of it with a key and changed its state, newest last: key to request."""
 
     @property
     def live(self) -> bool:

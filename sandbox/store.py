@@ -8,6 +8,7 @@ sandbox only the newest record is written. A store that is away is asked again u
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox import feed
 from sandbox.feed import Feed
 from sandbox.reach import reachable
+from sandbox.snapshot_store import SnapshotStore
 from sandbox.states import Record
 
 log = logging.getLogger(__name__)
@@ -31,19 +33,20 @@ PATIENCE_S, PAUSE_S = 30.0, 0.5
 sandboxes = sa.table(
     "sandboxes",
     *(sa.column(name) for name in ("id", "owner", "key", "digest", "spec", "state", "revision")),
-    *(sa.column(name) for name in ("created_at", "deadline", "ended_at", "cause")),
+    *(sa.column(name) for name in ("created_at", "deadline", "ended_at", "cause", "calls")),
 )
 INSERT = sandboxes.insert()
 UPDATE = (
     sandboxes.update()
     .where(sandboxes.c.id == sa.bindparam("which"), sandboxes.c.revision == sa.bindparam("expected"))
-    .values({name: sa.bindparam(name) for name in ("state", "revision", "deadline", "ended_at", "cause")})
+    .values({name: sa.bindparam(name) for name in ("state", "revision", "deadline", "ended_at", "cause", "calls")})
 )
 
 
 class SandboxStore:
     def __init__(self, database: Database) -> None:
         self.feed = Feed(database)
+        self.snapshots = SnapshotStore(database)
         self._database = database
         self._revisions: dict[str, int] = {}
         """Last durable revision of each live record."""
@@ -189,6 +192,7 @@ def _row(record: Record) -> dict[str, Any]:
 def _changes(record: Record) -> dict[str, Any]:
     return {
         "state": record.state.value, "deadline": record.deadline, "ended_at": record.ended_at, "cause": record.cause,
+        "calls": json.dumps(dict(record.calls)) if record.calls else "{}",
     }  # fmt: skip
 
 
@@ -197,4 +201,5 @@ def _record(row: sa.RowMapping) -> Record:
         id=row["id"], owner=row["owner"], key=row["key"], digest=row["digest"],
         spec=SandboxSpec.model_validate_json(row["spec"]), state=SandboxState(row["state"]),
         created_at=row["created_at"], deadline=row["deadline"], ended_at=row["ended_at"], cause=row["cause"],
+        calls=json.loads(row["calls"]),
     )  # fmt: skip

@@ -8,34 +8,34 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 
 from agentrl.cli.arguments import find_run
+from agentrl.cli.sandbox_client import URL_VARIABLE, Id, Owner, call
 from agentrl.cli.sandbox_copy import get_file, get_folder, put_file, put_folder
-from agentrl.cli.sandbox_shell import Shell
+from agentrl.cli.sandbox_keep import forget, pause, resume, snapshot, snapshots
+from agentrl.cli.sandbox_logs import Logs, exit_code, write_result
+from agentrl.cli.sandbox_shell import SHELL, run_shell
 from agentrl.cli.sandbox_tables import describe, event_line, owners_table, sandbox_table
-from agentrl.core.errors import ConfigError, NotFound
-from agentrl.core.types import ExecRequest, ExecResult
+from agentrl.core.errors import ConfigError, SandboxLost
+from agentrl.core.types import ExecRequest
 from agentrl.launch.endpoints import TOKEN_VARIABLE, Endpoints
-from sandbox.client import RemoteSandbox, SandboxClient
+from sandbox.client import SandboxClient
 
-URL_VARIABLE = "AGENTRL_SANDBOX_URL"
-TIMED_OUT, SIGNALED = 124, 128
-"""Exit codes as shells give them."""
+SHELL_PATIENCE_S = 20.0
+"""How long a shell waits for a controller that restarts."""
 FOLLOW_S = 20.0
 """How long one look at the events waits."""
 
 app = typer.Typer()
-T = TypeVar("T")
-Id = Annotated[str, typer.Argument(metavar="ID", help="Id of a sandbox, see `ls`.", show_default=False)]
-Owner = Annotated[str | None, typer.Option(help="Only those of this run or tenant.")]
+for verb in (pause, resume, snapshot, snapshots, forget):
+    app.command()(verb)
 
 
 @app.callback()
@@ -55,24 +55,6 @@ def connect(
     context.obj = (url, token)
 
 
-def _client(context: typer.Context) -> SandboxClient:
-    url, token = context.obj
-    if not url:
-        raise ConfigError(f"which controller? Give --run NAME, or --url URL (or {URL_VARIABLE}) and --token")
-    return SandboxClient(url, token=token, patience_s=1.0)
-
-
-def _call(context: typer.Context, work: Callable[[SandboxClient], Awaitable[T]]) -> T:
-    async def call() -> T:
-        client = _client(context)
-        try:
-            return await work(client)
-        finally:
-            await client.close()
-
-    return asyncio.run(call())
-
-
 @app.command()
 def ls(
     context: typer.Context,
@@ -80,7 +62,7 @@ def ls(
     ended: Annotated[bool, typer.Option("--all", "-a", help="Also those that ended in the last hour.")] = False,
 ) -> None:
     """The sandboxes, with their states, ages and leases."""
-    views = _call(context, lambda client: client.list(owner=owner, live=not ended))
+    views = call(context, lambda client: client.list(owner=owner, live=not ended))
     Console().print(sandbox_table(views, time.time()) if views else "no sandboxes")
 
 
@@ -92,7 +74,7 @@ def show(context: typer.Context, sandbox: Id) -> None:
         view = await client.view(sandbox)
         describe(Console(), view, await client.handle(sandbox).commands(), time.time())
 
-    _call(context, work)
+    call(context, work)
 
 
 @app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -110,9 +92,9 @@ def execute(
         argv=tuple(argv), timeout_s=timeout, cwd=cwd, env=_pairs(env or ()),
         stdin=sys.stdin.buffer.read() if stdin else b"",
     )  # fmt: skip
-    result = _call(context, lambda client: client.handle(sandbox).exec(request))
-    _write_out(result)
-    raise typer.Exit(_exit_code(result))
+    result = call(context, lambda client: client.handle(sandbox).exec(request))
+    write_result(result)
+    raise typer.Exit(exit_code(result))
 
 
 def _pairs(words: Sequence[str]) -> dict[str, str]:
@@ -122,76 +104,42 @@ def _pairs(words: Sequence[str]) -> dict[str, str]:
     return dict(word.split("=", 1) for word in words)
 
 
-def _write_out(result: ExecResult) -> None:
-    for stream, data, total in (
-        (sys.stdout, result.stdout, result.stdout_total),
-        (sys.stderr, result.stderr, result.stderr_total),
-    ):
-        stream.buffer.write(data)
-        stream.flush()
-        if total > len(data):
-            typer.echo(f"[{total - len(data)} of {total} bytes in the middle were left out]", err=True)
-
-
-def _exit_code(result: ExecResult) -> int:
-    if result.status == "EXITED":
-        return result.exit_code or 0
-    typer.echo(f"[{result.status} after {result.duration_s:.1f} s, signal {result.signal}]", err=True)
-    return TIMED_OUT if result.status == "TIMEOUT" else SIGNALED + (result.signal or 0)
-
-
-@app.command()
+@app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 def shell(
     context: typer.Context,
     sandbox: Id,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds until one line is killed.")] = 3600.0,
+    argv: Annotated[
+        list[str] | None, typer.Argument(metavar="[COMMAND]...", help="Instead of a shell.", show_default=False)
+    ] = None,
 ) -> None:
-    """Work in a sandbox line by line; folder and exported variables are kept between lines. Ctrl-D ends it."""
-    with asyncio.Runner() as runner:
-        client = _client(context)
-        try:
-            opened = Shell(runner.run(client.get(sandbox)), timeout_s=timeout)
-            for line in opened.lines():
-                if (result := opened.run(runner, line)) is not None:
-                    _write_out(result)
-                    opened.status = _exit_code(result)
-        finally:
-            runner.run(client.close())
-    raise typer.Exit(opened.status)
+    """A shell on this terminal, or one that reads its commands from a pipe. Its exit code becomes ours."""
+    words = tuple(argv or SHELL)
+    raise typer.Exit(call(context, lambda client: run_shell(client, sandbox, words), patience_s=SHELL_PATIENCE_S))
 
 
 @app.command()
 def logs(
     context: typer.Context,
     sandbox: Id,
-    key: Annotated[str, typer.Option(help="Only the command with this idempotency key.")] = "",
+    key: Annotated[str, typer.Option(help="Only the command or process with this idempotency key.")] = "",
     tail: Annotated[int, typer.Option(min=1, help="How many of the newest commands.")] = 10,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
 ) -> None:
-    """The newest commands of a live sandbox with their output. One that still runs is waited for."""
+    """The newest commands and processes of a live sandbox, with their output. A command that runs is waited for."""
 
     async def work(client: SandboxClient) -> None:
-        handle = client.handle(sandbox)
-        known = [command for command in await handle.commands() if key in ("", command.key)]
-        if key and not known:
-            known_keys = "see `agentrl sandbox show` for the keys of the newest"
-            raise NotFound(f"sandbox {sandbox} ran no command with key {key!r} lately: {known_keys}")
-        for command in known[-tail:]:
-            Console().print(f"[bold]$[/] {escape(' '.join(command.argv))}  [dim]{escape(command.key)}[/]")
-            await _show_result(handle, command.key)
+        shown = Logs(client.handle(sandbox), key)
+        try:
+            await (shown.follow(tail) if follow else shown.show(tail))
+        except SandboxLost as ended:
+            if not follow:
+                raise
+            typer.echo(f"[{ended.message}]")
 
-    _call(context, work)
-
-
-async def _show_result(handle: RemoteSandbox, key: str) -> None:
     try:
-        result = await handle.result(key)
-    except NotFound as missing:
-        typer.echo(f"[{missing.message}]")
-        return
-    _write_out(result)
-    typer.echo(
-        f"[{result.status} {result.exit_code if result.exit_code is not None else ''}, {result.duration_s:.2f} s]"
-    )
+        call(context, work)
+    except KeyboardInterrupt:
+        raise typer.Exit from None
 
 
 @app.command()
@@ -210,7 +158,7 @@ def cp(
         copy = put_folder(Path(source), path) if into else get_folder(path, Path(target))
     else:
         copy = put_file(Path(source), path) if into else get_file(path, Path(target))
-    typer.echo(f"{_call(context, lambda client: copy(client.handle(sandbox)))} bytes: {source} -> {target}")
+    typer.echo(f"{call(context, lambda client: copy(client.handle(sandbox)))} bytes: {source} -> {target}")
 
 
 @app.command()
@@ -230,13 +178,13 @@ def rm(
             view = await client.view(sandbox_id)
             typer.echo(f"{sandbox_id} {view.state} {view.cause}".rstrip())
 
-    _call(context, work)
+    call(context, work)
 
 
 @app.command()
 def gc(context: typer.Context) -> None:
     """Sweep now: close what expired, declare lost what is gone, destroy what no store knows."""
-    swept = _call(context, lambda client: client.sweep())
+    swept = call(context, lambda client: client.sweep())
     typer.echo(f"{swept.expired} expired, {swept.lost} lost, {swept.orphans} orphans")
 
 
@@ -262,7 +210,7 @@ def events(
                 return
 
     try:
-        _call(context, work)
+        call(context, work)
     except KeyboardInterrupt:
         raise typer.Exit from None
 
@@ -285,6 +233,6 @@ def top(
                 await asyncio.sleep(every)
 
     try:
-        _call(context, work)
+        call(context, work)
     except KeyboardInterrupt:
         raise typer.Exit from None

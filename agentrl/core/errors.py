@@ -205,12 +205,13 @@ class LaunchError(AgentRLError):
 
 
 def error_classes() -> dict[str, type[AgentRLError]]:
-    """Every class of the tree by its code."""
+    """Every class of the tree by its code; one that inherited its code is its parent's to others."""
     found: dict[str, type[AgentRLError]] = {}
     queue: list[type[AgentRLError]] = [AgentRLError]
     while queue:
         cls = queue.pop()
-        found[cls.code] = cls
+        if "code" in vars(cls):
+            found[cls.code] = cls
         queue.extend(cls.__subclasses__())
     return found
 

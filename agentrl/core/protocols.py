@@ -29,6 +29,7 @@ from agentrl.core.types import (
     ScoreRequest,
     SessionGrant,
     SessionRequest,
+    Snapshot,
     Task,
     Trajectory,
     WeightManifest,
@@ -183,6 +184,24 @@ class ProcessSandbox(Sandbox, Protocol):
         ...
 
     async def download_tar(self, path: str) -> bytes: ...
+
+
+class KeepableSandbox(Sandbox, Protocol):
+    """A sandbox that can be paused and kept. Unsupported (nothing happened) where the backend cannot."""
+
+    async def pause(self, *, ttl_s: float | None = None, key: str | None = None) -> None:
+        """Freeze it until `resume`; meanwhile commands are a Conflict. Its lease goes on, for `ttl_s` if given."""
+        ...
+
+    async def resume(self, *, key: str | None = None) -> None: ...
+
+    async def snapshot(self, *, ttl_s: float = 3600.0, key: str | None = None) -> Snapshot:
+        """Keep its files, for `ttl_s`, so that others can begin from them with `SandboxSpec.snapshot`."""
+        ...
+
+    def fork(self, *, key: str | None = None) -> AbstractAsyncContextManager[KeepableSandbox]:
+        """Another sandbox with the same spec and its files as they are now; closed on the way out."""
+        ...
 
 
 class Sandboxes(Protocol):

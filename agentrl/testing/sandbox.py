@@ -15,9 +15,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from agentrl.core.errors import CapacityError, Conflict, NotFound, Ran, SandboxFileError, SandboxLost
-from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec, SandboxState, SandboxView
+from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec, SandboxState, SandboxView, Snapshot
 
-LIVE = frozenset({SandboxState.READY})
+LIVE = frozenset({SandboxState.READY, SandboxState.PAUSED})
 
 
 @dataclass
@@ -36,6 +36,8 @@ class Box:
     cause: str = ""
     results: dict[str, tuple[ExecRequest, ExecResult]] = field(default_factory=dict)
     """Answers by idempotency key."""
+    calls: dict[str, str] = field(default_factory=dict)
+    """What paused and resumed it, by idempotency key."""
 
     def path(self, path: str) -> str:
         """Absolute and normal; a relative path that leaves the workdir is refused."""
@@ -120,15 +122,45 @@ class InMemorySandbox:
         box.files[box.path(path)] = data
 
     async def renew(self, ttl_s: float) -> None:
-        self._live().deadline = time.time() + ttl_s
+        self._live(paused=True).deadline = time.time() + ttl_s
+
+    async def pause(self, *, ttl_s: float | None = None, key: str | None = None) -> None:
+        self._move(SandboxState.PAUSED, f"pause {ttl_s}", ttl_s, key or uuid.uuid4().hex)
+
+    async def resume(self, *, key: str | None = None) -> None:
+        self._move(SandboxState.READY, "resume", None, key or uuid.uuid4().hex)
+
+    def _move(self, state: SandboxState, call: str, ttl_s: float | None, key: str) -> None:
+        box = self._live(paused=True)
+        if box.calls.setdefault(key, call) != call:
+            raise Conflict(f"key {key!r} was used for {box.calls[key]!r}: take a fresh key")
+        if list(box.calls)[-1] == key:
+            box.state, box.deadline = state, time.time() + (ttl_s or box.spec.ttl_s)
+
+    async def snapshot(self, *, ttl_s: float = 3600.0, key: str | None = None) -> Snapshot:
+        return self._sandboxes.keep(self._live(paused=True), ttl_s, key or uuid.uuid4().hex)
+
+    @asynccontextmanager
+    async def fork(self, *, key: str | None = None) -> AsyncIterator[InMemorySandbox]:
+        key = key or uuid.uuid4().hex
+        kept = await self.snapshot(key=key)
+        spec = self.box.spec.model_copy(update={"snapshot": kept.id, "files": {}})
+        try:
+            async with self._sandboxes.acquire(spec, owner=self.box.owner, key=key) as fork:
+                yield fork
+        finally:
+            await self._sandboxes.forget_snapshot(kept.id)
 
     async def close(self) -> None:
         self.box.end(SandboxState.CLOSED, "closed")
 
-    def _live(self) -> Box:
+    def _live(self, *, paused: bool = False) -> Box:
+        """The box, which takes commands, or may be paused."""
         self._sandboxes.expire()
         if self.box.state not in LIVE:
             raise SandboxLost(f"sandbox {self.id} is {self.box.state}: {self.box.cause}", ran=Ran.NO)
+        if self.box.state is SandboxState.PAUSED and not paused:
+            raise Conflict(f"sandbox {self.id} is PAUSED: resume it first")
         return self.box
 
 
@@ -138,6 +170,10 @@ class InMemorySandboxes:
     def __init__(self, commands: Commands = shell, *, capacity: int = 512, create_s: float = 0.0) -> None:
         self.commands = commands
         self.boxes: dict[str, Box] = {}
+        self._kept: dict[str, tuple[Snapshot, dict[str, bytes]]] = {}
+        """Snapshots with their files."""
+        self._snapshot_keys: dict[tuple[str, str], tuple[float, str]] = {}
+        """Of each sandbox and key: what was asked for, and the snapshot."""
         self._capacity, self._create_s = capacity, create_s
 
     @asynccontextmanager
@@ -160,19 +196,43 @@ class InMemorySandboxes:
                 return box
         if len([box for box in self.boxes.values() if box.state in LIVE]) >= self._capacity:
             raise CapacityError(f"all {self._capacity} sandboxes are live", detail={"retry_after_s": 1.0})
+        files = self._kept_files(spec.snapshot, owner)
         box = Box(
-            id=f"sb-{uuid.uuid4().hex[:16]}", owner=owner, key=key, spec=spec, files={},
+            id=f"sb-{uuid.uuid4().hex[:16]}", owner=owner, key=key, spec=spec, files=files,
             deadline=time.time() + spec.ttl_s,
         )  # fmt: skip
-        box.files = {box.path(path): text.encode() for path, text in spec.files.items()}
+        box.files |= {box.path(path): text.encode() for path, text in spec.files.items()}
         self.boxes[box.id] = box
         return box
+
+    def keep(self, box: Box, ttl_s: float, key: str) -> Snapshot:
+        """A snapshot of a box; the same box and key give the same one."""
+        now = time.time()
+        asked, snapshot_id = self._snapshot_keys.setdefault((box.id, key), (ttl_s, f"snap-{uuid.uuid4().hex[:16]}"))
+        if asked != ttl_s:
+            raise Conflict(f"key {key!r} made snapshot {snapshot_id} from another request: take a fresh key")
+        made = Snapshot(id=snapshot_id, owner=box.owner, sandbox=box.id, created_at=now, deadline=now + ttl_s)
+        return self._kept.setdefault(snapshot_id, (made, dict(box.files)))[0]
+
+    def _kept_files(self, snapshot_id: str, owner: str) -> dict[str, bytes]:
+        if not snapshot_id:
+            return {}
+        if snapshot_id not in self._kept or self._kept[snapshot_id][0].owner != owner:
+            raise NotFound(f"no snapshot {snapshot_id} of {owner}: it never was, or its time ended; nothing was made")
+        return dict(self._kept[snapshot_id][1])
+
+    async def snapshots(self, *, owner: str | None = None) -> Sequence[Snapshot]:
+        self.expire()
+        return tuple(kept for kept, _ in self._kept.values() if owner in (None, kept.owner))
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        self._kept.pop(snapshot_id, None)
 
     async def get(self, sandbox_id: str) -> InMemorySandbox:
         if sandbox_id not in self.boxes:
             raise NotFound(f"no sandbox {sandbox_id}")
         sandbox = InMemorySandbox(self, self.boxes[sandbox_id])
-        sandbox._live()
+        sandbox._live(paused=True)
         return sandbox
 
     async def list(self, *, owner: str | None = None, live: bool = True) -> Sequence[SandboxView]:
@@ -196,3 +256,4 @@ class InMemorySandboxes:
         for box in self.boxes.values():
             if box.deadline <= now:
                 box.end(SandboxState.CLOSED, "the lease ended")
+        self._kept = {name: (kept, files) for name, (kept, files) in self._kept.items() if kept.deadline > now}

@@ -24,6 +24,8 @@ class Inventory:
     live: frozenset[str]
     ended: Mapping[str, str]
     """Sandboxes that ended by themselves, with their causes, as far back as the backend remembers."""
+    paused: frozenset[str] = frozenset()
+    """Those of `live` that are paused."""
 
 
 class Backend(Protocol):
@@ -46,12 +48,12 @@ class Backend(Protocol):
         """Let go of every sandbox as it is, for the next controller."""
         ...
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
-        """Returns when the sandbox serves and its files are written."""
+    async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
+        """Returns when the sandbox serves and its files are written. `owner` is a label, "" for one of the pool."""
         ...
 
     async def destroy(self, sandbox_id: str) -> None:
-        """Idempotent; returns when nothing is left."""
+        """Idempotent, also while it is paused; returns when nothing is left."""
         ...
 
     async def inventory(self) -> Inventory: ...
@@ -60,6 +62,23 @@ class Backend(Protocol):
         """The way to its sandboxd."""
         ...
 
-    async def pause(self, sandbox_id: str) -> None: ...
+    # Of one sandbox the controller has at most one of the following and `destroy` running at a time.
 
-    async def resume(self, sandbox_id: str) -> None: ...
+    async def pause(self, sandbox_id: str) -> None:
+        """Freeze every process of it, `sandboxd` included; nothing changes when it is frozen."""
+        ...
+
+    async def resume(self, sandbox_id: str) -> None:
+        """Let it go on; nothing changes when it does."""
+        ...
+
+    async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None:
+        """Keep its files under `snapshot_id`, for specs that name it. It goes on, or stays paused, as it was.
+
+        Half a snapshot may be left by an error: `forget_snapshot` follows.
+        """
+        ...
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        """Idempotent; sandboxes that were made from it go on."""
+        ...

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sandbox.runtime.commands import Command
+from sandbox.runtime.plumbing import resize
 from sandbox.runtime.wire import Refused, encode
 
 if TYPE_CHECKING:
@@ -123,6 +124,8 @@ class Background:
             self._output(connection, self._find(name), query)
         elif route == "POST signal":
             self._signal(connection, self._find(name), int(json.loads(body)["signal"]))
+        elif route == "POST resize":
+            self._resize(connection, self._find(name), json.loads(body))
         elif route == "POST stdin":
             process = self._find(name)
             if not process.give(body, last=query.get("last") == "1"):
@@ -190,6 +193,13 @@ class Background:
                 self._daemon.kill_tree(process)
             else:
                 os.killpg(process.pid, number)
+        self._reply(connection, process)
+
+    def _resize(self, connection: Connection, process: Process, size: dict[str, Any]) -> None:
+        if not process.tty:
+            raise Refused(409, "CONFLICT", f"process {process.key!r} has no terminal to resize")
+        if process.streams[0].open:
+            resize(process.streams[0].fd, size["rows"], size["columns"])
         self._reply(connection, process)
 
     def forget(self) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sandbox.runtime.plumbing import END_OF_INPUT, pipes, terminal
 from sandbox.runtime.wire import decode, encode
 
 if TYPE_CHECKING:
@@ -78,37 +79,31 @@ class Command:
         self.answer = b""
         self.waiters: list[Connection] = []
         self._stdin = memoryview(decode(request.get("stdin", "")))
-        self._stdin_fd = -1
-        cap = int(request.get("cap_bytes", 1 << 20))
-        out, err = os.pipe(), os.pipe()
-        self._more_stdin = bool(request.get("interactive"))
-        given = self._stdin or self._more_stdin
-        inp = os.pipe() if given else (os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), -1)
+        cap, tty = int(request.get("cap_bytes", 1 << 20)), request.get("tty")
+        self._more_stdin = bool(request.get("interactive") or tty)
+        ends = terminal(tty) if tty else pipes(stdin=bool(self._stdin or self._more_stdin))
         try:
-            self.pid = daemon.spawn(request, self.marker, (inp[0], out[1], err[1], *self.extra_fds))
+            self.pid = daemon.spawn(request, self.marker, (*ends.theirs, *self.extra_fds), ends.tty)
         except BaseException:
-            for fd in (out[0], err[0], inp[1]):
-                if fd >= 0:
-                    os.close(fd)
+            ends.close_ours()
             raise
         finally:
-            for fd in (inp[0], out[1], err[1]):
-                os.close(fd)
-        self.streams = [type(self).capture(out[0], cap), type(self).capture(err[0], cap)]
+            ends.close_theirs()
+        self.tty = bool(tty)
+        self.streams = [type(self).capture(fd, cap) for fd in (ends.stdout, ends.stderr)]
         for stream in self.streams:
-            os.set_blocking(stream.fd, False)
-            daemon.watch(stream.fd, selectors.EVENT_READ, functools.partial(self._read, stream))
-        if inp[1] >= 0:
-            self._stdin_fd = inp[1]
-            os.set_blocking(inp[1], False)
-            if self._stdin:
-                daemon.watch(inp[1], selectors.EVENT_WRITE, self._write)
+            stream.open = stream.fd >= 0
+            if stream.open:
+                daemon.watch(stream.fd, selectors.EVENT_READ, functools.partial(self._read, stream))
+        self._stdin_fd = ends.stdin
+        if self._stdin:
+            daemon.watch(self._stdin_fd, selectors.EVENT_WRITE, self._write)
 
     def give(self, data: bytes, *, last: bool) -> bool:
         """More input, for a command that is interactive. False when it takes none any more."""
         if self._stdin_fd < 0 or not self._more_stdin:
             return False
-        self._stdin = memoryview(bytes(self._stdin) + data)
+        self._stdin = memoryview(bytes(self._stdin) + data + (END_OF_INPUT if last and self.tty else b""))
         self._more_stdin = not last
         if self._stdin:
             self.daemon.watch(self._stdin_fd, selectors.EVENT_WRITE, self._write)
@@ -141,6 +136,9 @@ class Command:
                 data = os.read(stream.fd, 65536)
             except BlockingIOError:
                 return True
+            except OSError:
+                # How a terminal says that nobody has it open any more.
+                data = b""
             if not data:
                 self.daemon.unwatch(stream.fd)
                 os.close(stream.fd)

@@ -152,7 +152,7 @@ class Files:
             with tarfile.open(fileobj=io.BytesIO(data)) as archive:
                 members = archive.getmembers()
                 for member in members:
-                    _check_member(path, member)
+                    check_member(path, member)
                 if not os.path.isdir(folder):
                     os.makedirs(folder)
                 for member in members:
@@ -163,7 +163,7 @@ class Files:
             raise refused(path, str(error.strerror or error)) from None
 
 
-def _check_member(path: str, member: tarfile.TarInfo) -> None:
+def check_member(path: str, member: tarfile.TarInfo) -> None:
     name = os.path.normpath(member.name)
     if os.path.isabs(name) or name.split("/")[0] == "..":
         raise refused(path, f"the archive's member {member.name!r} leads out of it", 403)

@@ -17,12 +17,17 @@ import struct
 import sys
 from typing import Any, NoReturn
 
+from sandbox.runtime.egress import Egress
 from sandbox.runtime.sandboxd import Config, Daemon
 
 PATH = "/run/agentrl/handoff.sock"
 SIZE = struct.Struct("!Q")
 """Length of the JSON that follows; the listener travels with it."""
-PR_SET_DUMPABLE = 4
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 4, 24, 28
+NO_ROOT = 0b11
+"""Secure bits: executing as root gives no capabilities, and that stays so."""
+CAPABILITY_VERSION_3 = 0x20080522
+CAP_KILL, CAP_SETGID, CAP_SETUID = 5, 6, 7
 
 
 def receive(peer: socket.socket) -> tuple[socket.socket, Any]:
@@ -47,8 +52,35 @@ def protect() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_DUMPABLE, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_DUMPABLE)")
+    keep_to_ourselves(libc)
+    _checked(libc.prctl(PR_SET_DUMPABLE, 0), "prctl(PR_SET_DUMPABLE)")
+
+
+def keep_to_ourselves(libc: Any) -> None:
+    """Whatever capabilities we were given, programs that we start get none, as root and as any other user."""
+    had = capabilities("CapPrm")
+    if not had:
+        return
+    number = 0
+    while libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0) == 0:
+        number += 1
+    _checked(libc.prctl(PR_SET_SECUREBITS, NO_ROOT, 0, 0, 0), "prctl(PR_SET_SECUREBITS)")
+    kept = had & sum(1 << capability for capability in (CAP_KILL, CAP_SETGID, CAP_SETUID))
+    header = struct.pack("=Ii", CAPABILITY_VERSION_3, 0)
+    _checked(libc.capset(header, struct.pack("=6I", kept, kept, 0, 0, 0, 0)), "capset")
+    if capabilities("CapBnd"):
+        raise OSError("capabilities are left that programs could gain")
+
+
+def capabilities(name: str) -> int:
+    """A set of our own, as bits."""
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1], 16) for line in status if line.startswith(name + ":"))
+
+
+def _checked(result: int, what: str) -> None:
+    if result != 0:
+        raise OSError(ctypes.get_errno(), what)
 
 
 def main() -> NoReturn:
@@ -62,6 +94,8 @@ def main() -> NoReturn:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         daemon = Daemon(Config(config["workdir"], config["ttl_s"], env), listener)
         protect()
+        if config.get("egress"):
+            Egress(daemon, config["egress"])
         daemon.files.write_all(config["files"])
     except Exception as error:
         peer.sendall(f"{type(error).__name__}: {error}".encode()[:4000])

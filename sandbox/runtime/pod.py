@@ -16,8 +16,23 @@ import sys
 from typing import NoReturn
 
 from sandbox.runtime.sandboxd import Config, Daemon, listen
+from sandbox.runtime.wire import Connection
 
 PR_SET_DUMPABLE = 4
+CLOSED = 0
+"""Exit code when the controller closed the sandbox."""
+
+
+class PodDaemon(Daemon):
+    """A kubelet's TERM does not end an init that is deaf to the signals of its tasks, and its KILL comes 2 s later: so
+    the controller, which has the token, ends it by `POST /end`."""
+
+    def _route(
+        self, connection: Connection, route: str, query: dict[str, str], headers: dict[str, str], body: bytes
+    ) -> None:
+        if route == "POST /end":
+            self.exit(CLOSED)
+        super()._route(connection, route, query, headers, body)
 
 
 def main() -> NoReturn:
@@ -28,11 +43,24 @@ def main() -> NoReturn:
     token = os.environ.pop("SANDBOXD_TOKEN")
     env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": config["workdir"], **config["env"]}
     os.makedirs(config["workdir"], exist_ok=True)
+    if "volume_mb" in config:
+        check_volume(config["workdir"], config["volume_mb"])
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    daemon = Daemon(Config(config["workdir"], config["ttl_s"], env, token=token), listen(config))
+    daemon = PodDaemon(Config(config["workdir"], config["ttl_s"], env, token=token), listen(config))
     # An init is deaf to signals from inside that it left at their defaults; Python had not.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Only now: the daemon opened what belongs to root once we cannot be traced.
     if ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
         sys.exit("sandboxd: the kernel refuses PR_SET_DUMPABLE, so tasks could read the token")
     daemon.serve()
+
+
+def check_volume(path: str, most_mb: int) -> None:
+    """A kubelet older than 1.22 makes volumes in memory as large as the node's half memory: better none than that."""
+    volume = os.statvfs(path)
+    size_mb = volume.f_blocks * volume.f_frsize >> 20
+    if size_mb > most_mb:
+        sys.exit(
+            f"the volume at {path} has {size_mb} MiB instead of {most_mb}: this cluster limits no volumes in memory "
+            "(SizeMemoryBackedVolumes, on since 1.22): set sandbox.kubernetes.disk to 'node'"
+        )

@@ -17,6 +17,7 @@ MARKER = "AGENTRL_COMMAND"
 """Environment variable that names the command a process belongs to."""
 OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 PR_SET_CHILD_SUBREAPER = 36
+CAP_SETUID = 7
 LOOKS = 3
 """How often in a row nobody must be seen until nobody is there."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -103,18 +104,21 @@ def send(pid: int, number: int) -> bool:
     return True
 
 
-def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...], user: str = "") -> int:
-    """Start `argv` in a session of its own and return its pid. OSError when it cannot be executed."""
+def spawn(argv: list[str], env: dict[str, str], cwd: str, stdio: tuple[int, ...], user: str = "", tty: str = "") -> int:
+    """Start `argv` in a session of its own, which `tty` controls, and return its pid. OSError when it cannot be."""
     path = find(argv[0], env.get("PATH", ""), cwd)
     os.chdir(cwd)
     if user or not hasattr(os, "posix_spawn"):
-        return _spawn_as(path, argv, env, stdio, user)
+        return _spawn_as(path, argv, env, stdio, user, tty)
     actions: list[Any] = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
-    defaults = [signal.SIGPIPE, signal.SIGXFSZ]
+    if tty:
+        # Whoever leads a session and opens a terminal is controlled by it.
+        actions.append((os.POSIX_SPAWN_OPEN, 0, tty, os.O_RDWR, 0))
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGQUIT]
     return os.posix_spawn(path, argv, env, file_actions=actions, setsid=True, setsigdef=defaults)
 
 
-def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, ...], user: str) -> int:
+def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int, ...], user: str, tty: str) -> int:
     """By fork and exec: posix_spawn is of Python 3.8, and cannot become another user."""
     import subprocess  # only here, since it doubles what the runtime keeps in memory
 
@@ -124,6 +128,8 @@ def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int,
     def prepare() -> None:
         for number, fd in enumerate(stdio[3:], 3):
             os.dup2(fd, number)
+        if tty:
+            os.dup2(os.open(tty, os.O_RDWR), 0)
         if become is not None:
             become()
 
@@ -137,6 +143,16 @@ def _spawn_as(path: str, argv: list[str], env: dict[str, str], stdio: tuple[int,
     # Its end is ours to collect: a Popen with a return code does not look for one.
     process.returncode = 0
     return process.pid
+
+
+def may_change_user() -> bool:
+    """Whether we have the capability to."""
+    try:
+        with open("/proc/self/status") as status:
+            effective = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
+    except (OSError, StopIteration):
+        return os.geteuid() == 0
+    return bool(effective & 1 << CAP_SETUID)
 
 
 def become_user(user: str) -> Callable[[], None]:

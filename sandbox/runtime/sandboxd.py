@@ -30,6 +30,7 @@ from sandbox.runtime.processes import (
     descendants,
     kill_all,
     marker_of,
+    may_change_user,
     oom_counter,
     oom_kills,
     processes,
@@ -41,6 +42,8 @@ from sandbox.runtime.wire import Connection, Refused
 
 C = TypeVar("C", bound=Command)
 
+FROZEN_S = 2.0
+"""How late a turn of the loop must come to mean that we were paused."""
 GRACE_S = 5.0
 """Seconds after the lease's end until the sandbox ends itself; the controller closes it before."""
 KEPT_RESULTS, KEPT_BYTES = 512, 8 << 20
@@ -117,8 +120,12 @@ class Daemon:
             self._selector.unregister(fd)
 
     def serve(self) -> NoReturn:
+        wake = float("inf")
         while True:
             now = time.monotonic()
+            if now > wake + FROZEN_S:
+                # The controller looked after the lease while we could not, and will tell us when it ends.
+                self.extend()
             # A running command holds the lease until its own deadline.
             if now > GRACE_S + max([self._lease, *(c.deadline for c in self.running.values() if c.holds_lease)]):
                 self.exit(LEASE_ENDED)
@@ -191,6 +198,11 @@ class Daemon:
             self.files.route(connection, route, query, body)
         elif route == "POST /renew":
             self.renew(float(json.loads(body)["ttl_s"]))
+            connection.reply(200, b"{}")
+        elif route == "POST /prepare":
+            wanted = json.loads(body)
+            self.files.write_all(wanted["files"])
+            self.renew(float(wanted["ttl_s"]))
             connection.reply(200, b"{}")
         elif route == "GET /health":
             left = self._lease - time.monotonic()
@@ -268,19 +280,19 @@ class Daemon:
                 del self._by_key[key]
                 self._forgotten[key] = None
 
-    def spawn(self, request: dict[str, Any], marker: str, stdio: tuple[int, ...]) -> int:
+    def spawn(self, request: dict[str, Any], marker: str, stdio: tuple[int, ...], tty: str = "") -> int:
         argv, user = request["argv"], request.get("user", "")
         if not argv or not all(isinstance(word, str) for word in argv):
             raise ValueError("argv must be a list of strings that is not empty")
-        if user and os.geteuid() != 0:
-            raise Refused(501, "UNSUPPORTED", f"cannot run as user {user!r}: the runtime here is not root")
+        if user and not may_change_user():
+            raise Refused(501, "UNSUPPORTED", f"cannot run as user {user!r}: the runtime here may not change users")
         env = {**self.config.env, **request.get("env", {}), MARKER: marker}
         # A child inherits the score at its birth: this way the kernel's OOM killer takes commands before us,
         # and lowering ours again to what it was needs no privilege.
         self._set_oom_score(min(1000, self._own_oom_score + 500))
         try:
             cwd = self.files.real(request.get("cwd") or self.config.workdir)
-            return spawn(argv, env, cwd, stdio, user)
+            return spawn(argv, env, cwd, stdio, user, tty)
         finally:
             self._set_oom_score(self._own_oom_score)
 

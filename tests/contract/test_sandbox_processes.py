@@ -1,31 +1,18 @@
-"""Processes, ranges and archives through the controller and its client, on the local backend."""
+"""Processes that are followed, and shells, in real sandboxes."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 import signal
-import tarfile
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from sandboxes import local_service, sh
+from sandboxes import sh
 
-from agentrl.core.errors import Blame, Conflict, NotFound, Ran, SandboxError, SandboxFileError, SandboxLost, Unsupported
+from agentrl.core.errors import Blame, Conflict, NotFound, Ran, SandboxError, SandboxLost
 from agentrl.core.protocols import ProcessSandbox
-from agentrl.core.types import ExecRequest, ProcessRequest, SandboxSpec
+from agentrl.core.types import ProcessRequest
 from sandbox.client import RemoteSandbox
-
-
-@pytest.fixture
-async def sandbox(tmp_path: Path) -> AsyncIterator[RemoteSandbox]:
-    async with (
-        local_service(tmp_path) as client,
-        client.acquire(SandboxSpec(ttl_s=60.0), owner="test", key="one") as made,
-    ):
-        yield made
 
 
 def shell(script: str, *, interactive: bool = False) -> ProcessRequest:
@@ -85,31 +72,6 @@ async def test_a_process_of_a_closed_sandbox_is_lost(sandbox: RemoteSandbox) -> 
     await sandbox.close()
     with pytest.raises(SandboxLost):
         await sandbox.process(started.id)
-
-
-async def test_ranges_and_folders(sandbox: RemoteSandbox) -> None:
-    await sandbox.write("data", b"0123456789")
-    assert await sandbox.read_range("data", 3, 4) == b"3456"
-    assert await sandbox.read_range("data", 8, 100) == b"89"
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as tar:
-        info = tarfile.TarInfo("bin/tool")
-        info.size, info.mode = 17, 0o755
-        tar.addfile(info, io.BytesIO(b"#!/bin/sh\necho hi"))
-    await sandbox.upload_tar("up", buffer.getvalue())
-    assert (await sandbox.exec(ExecRequest(argv=("up/bin/tool",)))).stdout == b"hi\n"
-    await sandbox.exec(sh("ln -s /etc/passwd up/link; mkfifo up/pipe"))
-    with tarfile.open(fileobj=io.BytesIO(await sandbox.download_tar("up"))) as tar:
-        assert sorted(tar.getnames()) == [".", "./bin", "./bin/tool", "./link"]
-        assert tar.getmember("./link").issym()
-    for path in ("../etc", "/nowhere"):
-        with pytest.raises(SandboxFileError):
-            await sandbox.download_tar(path)
-
-
-async def test_another_user_is_refused_where_the_runtime_has_no_privilege(sandbox: RemoteSandbox) -> None:
-    with pytest.raises(Unsupported):
-        await sandbox.exec(ExecRequest(argv=("id",), user="nobody"))
 
 
 async def test_a_shell_keeps_its_state_and_a_dead_one_says_so(sandbox: RemoteSandbox) -> None:

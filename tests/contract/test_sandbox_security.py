@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sandboxes import TOKEN, sandbox_config, service, sh
+from sandboxes import TOKEN, sh
 
 from agentrl.core.config import SandboxConfig
 from agentrl.core.errors import SandboxFileError, Unauthorized
@@ -17,14 +16,20 @@ from agentrl.core.types import ExecRequest, SandboxSpec
 from sandbox.api import create_sandbox_app
 from sandbox.client import SandboxClient
 
-
-@pytest.fixture(params=["local", "docker"])
-async def client(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[SandboxClient]:
-    monkeypatch.setenv("AGENTRL_TEST_SECRET", "of the controller")
-    async with service(tmp_path, sandbox_config(request.param)) as made:
-        yield made
+REPLACE = """
+import os
+for folder, folders, files in os.walk("/"):
+    if folder == "/":
+        folders.remove("proc")
+    if "sandboxd.py" in files:
+        path = os.path.join(folder, "sandboxd.py")
+        for attempt, args in ((open, (path, "a")), (os.unlink, (path,)), (os.rename, (folder, folder + ".old"))):
+            try:
+                attempt(*args)
+                print("changed", path)
+            except OSError:
+                pass
+"""
 
 
 async def test_no_network(client: SandboxClient) -> None:
@@ -81,25 +86,13 @@ async def test_the_runtime_cannot_be_traced_or_read(client: SandboxClient) -> No
             assert (await sandbox.exec(sh(f"cat {path}"))).exit_code != 0, path
 
 
-async def test_symlinks_do_not_lead_relative_paths_out(client: SandboxClient) -> None:
+async def test_the_runtime_cannot_be_replaced_or_stopped(client: SandboxClient) -> None:
     async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
-        await sandbox.exec(sh("ln -s /etc/hostname link; ln -s /tmp dir; ln -s ok inside; echo fine > ok"))
-        for path in ("link", "dir/x", "dir/../dir/x"):
-            with pytest.raises(SandboxFileError):
-                await sandbox.read(path)
-            with pytest.raises(SandboxFileError):
-                await sandbox.write(path, b"x")
-        assert await sandbox.read("inside") == b"fine\n"
-
-
-async def test_a_fifo_or_device_does_not_stop_the_runtime(client: SandboxClient) -> None:
-    async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
-        await sandbox.exec(sh("mkfifo pipe"))
-        for path in ("pipe", "/dev/zero", "/work"):
-            with pytest.raises(SandboxFileError):
-                await sandbox.read(path)
-            with pytest.raises(SandboxFileError):
-                await sandbox.write(path, b"x")
+        replaced = await sandbox.exec(ExecRequest(argv=("python3", "-c", REPLACE)))
+        assert (replaced.exit_code, replaced.stdout) == (0, b""), replaced.stderr
+        for name in ("STOP", "TERM", "HUP", "KILL", "SEGV"):
+            await sandbox.exec(sh(f"kill -{name} 1"))
+        assert (await sandbox.exec(sh("echo serves"))).stdout == b"serves\n"
 
 
 async def test_wrong_token_is_401(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from agentrl.core.config import KubernetesConfig
 from agentrl.core.errors import (
     CapacityError,
     ConfigError,
+    Ran,
     SandboxError,
     SandboxFileError,
     ServiceUnavailable,
@@ -79,11 +80,11 @@ async def run(backend: KubernetesBackend, name: str, *argv: str) -> bytes:
 
 async def test_a_sandbox_serves_with_its_files_and_leaves_nothing(rig: Rig) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         assert await live(backend) == {"sb-1"}
         assert b'"exit_code":0' in await run(backend, "sb-1", "sh", "-c", "test $COLOUR = red && test -s note.txt")
         with pytest.raises(SandboxError, match="exists already"):
-            await backend.create("sb-1", SPEC)
+            await backend.create("sb-1", SPEC, "test")
         await asyncio.gather(backend.destroy("sb-1"), backend.destroy("sb-1"))
         await backend.destroy("sb-1")
         await backend.destroy("sb-of-nobody")
@@ -96,13 +97,13 @@ async def test_a_sandbox_serves_with_its_files_and_leaves_nothing(rig: Rig) -> N
 async def test_a_file_that_leads_out_is_refused_as_the_runtime_says(rig: Rig) -> None:
     async with rig.backend() as backend:
         with pytest.raises(SandboxFileError, match="leads out"):
-            await backend.create("sb-1", SandboxSpec(files={"../escape": "x"}))
+            await backend.create("sb-1", SandboxSpec(files={"../escape": "x"}), "test")
         await backend.destroy("sb-1")
 
 
 async def test_the_runtime_refuses_whoever_lacks_the_token(rig: Rig) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         environment = rig.kube.pod("sb-1")["spec"]["containers"][0]["env"]
         environment[0]["value"] = "another"
         rig.kube.update("sb-1", {})
@@ -112,27 +113,54 @@ async def test_the_runtime_refuses_whoever_lacks_the_token(rig: Rig) -> None:
         channel.close()
 
 
+@pytest.mark.parametrize("protocol", ["v5.channel.k8s.io", "v4.channel.k8s.io"])
+async def test_by_exec_in_the_protocol_that_the_server_speaks(rig: Rig, protocol: str) -> None:
+    rig.kube.exec_protocols = (protocol,)
+    async with rig.backend(way_in="exec") as backend:
+        await backend.create("sb-1", SPEC, "test")
+        assert b'"exit_code":0' in await run(backend, "sb-1", "sh", "-c", "test -s note.txt")
+        assert "EXEC sb-1" in rig.kube.requests
+        # Connections that are not closed here end with the backend.
+        channel = backend.channel("sb-1")
+        assert (await channel.request("GET", "/health")).status == 200
+    with pytest.raises(ServiceUnavailable):
+        await channel.request("GET", "/health")
+    channel.close()
+
+
+async def test_a_server_that_speaks_no_known_protocol_runs_nothing(rig: Rig) -> None:
+    rig.kube.exec_protocols = ("v9.channel.k8s.io",)
+    async with rig.backend() as backend:
+        await backend.create("sb-1", SPEC, "test")
+    async with rig.backend(way_in="exec") as backend:
+        channel = backend.channel("sb-1")
+        with pytest.raises(ServiceUnavailable, match="speaks neither") as refused:
+            await channel.request("POST", "/exec", body=b"{}", key="k")
+        assert refused.value.ran is Ran.NO
+        channel.close()
+
+
 async def test_a_compacted_history_means_listing_again(rig: Rig) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
-        await backend.create("sb-2", SPEC)
+        await backend.create("sb-1", SPEC, "test")
+        await backend.create("sb-2", SPEC, "test")
         rig.kube.drop_watches()
         rig.kubelet.kill("sb-1")
         rig.kube.remove("sb-1")
         rig.kube.compact()
         await eventually(lambda: "sb-1" in rig.ended)
         assert await live(backend) == {"sb-2"}
-        await backend.create("sb-3", SPEC)
+        await backend.create("sb-3", SPEC, "test")
         assert await live(backend) == {"sb-2", "sb-3"}
 
 
 async def test_a_dropped_watch_goes_on_where_it_was(rig: Rig) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         lists = rig.kube.requests.count("GET /api/v1/namespaces/agentrl-sandboxes/pods")
         for round_ in range(3):
             rig.kube.drop_watches()
-            await backend.create(f"sb-{round_ + 2}", SPEC)
+            await backend.create(f"sb-{round_ + 2}", SPEC, "test")
         await eventually(lambda: rig.kube.watches == 1)
         watches = rig.kube.requests.count("GET /api/v1/namespaces/agentrl-sandboxes/pods") - lists
         assert watches >= 3
@@ -143,7 +171,7 @@ async def test_a_dropped_watch_goes_on_where_it_was(rig: Rig) -> None:
 
 async def test_a_server_that_is_away_stops_no_command(rig: Rig) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         rig.kube.away = True
         rig.kube.drop_watches()
         assert b'"exit_code":0' in await run(backend, "sb-1", "true")
@@ -158,12 +186,12 @@ async def test_a_server_that_is_away_stops_no_command(rig: Rig) -> None:
 
 async def test_a_slow_list_declares_no_sandbox_created_meanwhile_gone(rig: Rig) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         rig.kube.list_s = 0.5
         rig.kube.compact()
         await eventually(lambda: rig.kube.watches == 0)
         await asyncio.sleep(0.1)
-        creating = asyncio.create_task(backend.create("sb-2", SPEC))
+        creating = asyncio.create_task(backend.create("sb-2", SPEC, "test"))
         await creating
         assert await live(backend) == {"sb-1", "sb-2"}
         assert rig.ended == {}
@@ -173,16 +201,16 @@ async def test_lists_come_in_pages(rig: Rig, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("sandbox.backends.kubernetes.cluster.PAGE", 2)
     async with rig.backend() as backend:
         for number in range(5):
-            await backend.create(f"sb-{number}", SPEC)
+            await backend.create(f"sb-{number}", SPEC, "test")
     async with rig.backend() as again:
         assert await live(again) == {f"sb-{number}" for number in range(5)}
 
 
 async def test_a_restarted_controller_adopts_its_own_and_touches_no_others(rig: Rig) -> None:
     async with rig.backend() as backend, rig.backend("other") as other:
-        await backend.create("sb-1", SPEC)
-        await backend.create("sb-2", SPEC)
-        await other.create("sb-3", SPEC)
+        await backend.create("sb-1", SPEC, "test")
+        await backend.create("sb-2", SPEC, "test")
+        await other.create("sb-3", SPEC, "test")
     rig.kubelet.end("sb-2", 137, "OOMKilled")
     async with rig.backend() as again, rig.backend("other") as other:
         assert await live(again) == {"sb-1"}
@@ -194,10 +222,10 @@ async def test_a_restarted_controller_adopts_its_own_and_touches_no_others(rig: 
 
 async def test_stop_ends_every_sandbox_and_the_owner(rig: Rig) -> None:
     async with rig.backend("other") as other:
-        await other.create("sb-3", SPEC)
+        await other.create("sb-3", SPEC, "test")
         backend = KubernetesBackend(KubernetesConfig(kubeconfig=str(rig.kubeconfig), image="python"))
         await backend.start(rig.ended.__setitem__)
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         await backend.stop()
         assert [name for kind, name in rig.kube.objects if kind == "pods"] == ["sb-3"]
         assert ("configmaps", "agentrl-default") not in rig.kube.objects
@@ -218,7 +246,7 @@ async def test_a_sandbox_that_ended_is_reported_once_and_removed(
     rig: Rig, status: dict[str, object], cause: str
 ) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         rig.kube.update("sb-1", status)
         await eventually(lambda: ("pods", "sb-1") not in rig.kube.objects)
         assert cause in rig.ended["sb-1"]
@@ -228,7 +256,7 @@ async def test_a_sandbox_that_ended_is_reported_once_and_removed(
 
 async def test_a_lost_node_confirms_nothing_and_holds_nothing_up(rig: Rig) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         rig.kubelet.silent = True
         taint = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
         rig.kube.pod("sb-1")["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
@@ -240,7 +268,7 @@ async def test_a_lost_node_confirms_nothing_and_holds_nothing_up(rig: Rig) -> No
 async def test_destroy_does_not_wait_for_ever_for_a_silent_node(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(under_test, "FORCE_AFTER_S", 0.2)
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         rig.kubelet.silent = True
         await backend.destroy("sb-1")
         assert ("pods", "sb-1") not in rig.kube.objects
@@ -265,7 +293,7 @@ async def test_a_pod_that_cannot_start_says_why(
 ) -> None:
     rig.kubelet.silent = True
     async with rig.backend(unschedulable_s=0.1) as backend:
-        creating = asyncio.create_task(backend.create("sb-1", SPEC))
+        creating = asyncio.create_task(backend.create("sb-1", SPEC, "test"))
         await eventually(lambda: ("pods", "sb-1") in rig.kube.objects)
         rig.kube.update("sb-1", status)
         with pytest.raises(error, match=match):
@@ -285,13 +313,13 @@ async def test_what_the_server_refuses(rig: Rig, status: int, body: dict[str, st
     async with rig.backend() as backend:
         rig.kube.refusals.append(("POST", status, body))
         with pytest.raises(error):
-            await backend.create("sb-1", SPEC)
-        await backend.create("sb-1", SPEC)
+            await backend.create("sb-1", SPEC, "test")
+        await backend.create("sb-1", SPEC, "test")
 
 
 async def test_a_conflicting_delete_is_tried_again(rig: Rig) -> None:
     async with rig.backend() as backend:
-        await backend.create("sb-1", SPEC)
+        await backend.create("sb-1", SPEC, "test")
         rig.kube.refusals.append(("DELETE", 409, {"reason": "Conflict"}))
         await backend.destroy("sb-1")
         assert ("pods", "sb-1") not in rig.kube.objects

@@ -1,10 +1,8 @@
-"""`agentrl sandbox` against a real controller: what it prints, its exit codes, and a shell on a terminal."""
+"""`agentrl sandbox` against a real controller: what it prints, and its exit codes."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -164,6 +162,31 @@ def test_rm_closes_and_gc_sweeps(sandbox: str, url: str, capfd: Captured) -> Non
     assert "CLOSED" in next(line for line in capfd.readouterr().out.splitlines() if sandbox in line)
 
 
+def test_pause_and_snapshot(sandbox: str, url: str, capfd: Captured) -> None:
+    assert agentrl("pause", sandbox, "--ttl", "100") == 0
+    assert agentrl("exec", sandbox, "true") == 1
+    assert "PAUSED: resume it first" in capfd.readouterr().err
+    assert agentrl("ls") == 0
+    assert "PAUSED" in next(line for line in capfd.readouterr().out.splitlines() if sandbox in line)
+    assert agentrl("snapshot", sandbox) == 0
+    kept = capfd.readouterr().out.strip()
+    assert agentrl("resume", sandbox) == 0
+    assert agentrl("exec", sandbox, "true") == 0
+    assert agentrl("snapshots", "--owner", "run-7") == 0
+    (line,) = [line for line in capfd.readouterr().out.splitlines() if kept in line]
+    assert line.split()[1:3] == ["run-7", sandbox]
+    spec = SandboxSpec(snapshot=kept)
+    fork = ask(url, lambda client: client.create(spec, owner="run-7", key="fork"))
+    assert agentrl("exec", fork.id, "cat", "note.txt") == 0
+    assert capfd.readouterr().out == "hello\n"
+    assert agentrl("rm", fork.id) == 0
+    assert agentrl("forget", kept) == 0
+    assert agentrl("forget", "snap-unknown") == 1
+    capfd.readouterr()
+    assert agentrl("snapshots") == 0
+    assert "no snapshots" in capfd.readouterr().out
+
+
 def test_the_controller_of_a_run(sandbox: str, url: str, tmp_path: Path, capfd: Captured) -> None:
     (tmp_path / "config.toml").write_text("")
     assert agentrl("--run", str(tmp_path), "ls") == 2
@@ -176,26 +199,3 @@ def test_without_a_controller_it_says_how_to_name_one(monkeypatch: pytest.Monkey
     monkeypatch.delenv("AGENTRL_SANDBOX_URL", raising=False)
     assert agentrl("ls") == 2
     assert "--run NAME" in capfd.readouterr().err
-
-
-def test_a_shell_on_a_terminal_keeps_folder_and_variables(sandbox: str, url: str) -> None:
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "agentrl.cli.main", "sandbox", "shell", sandbox]
-    run = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "dumb"})
-    os.close(theirs)
-
-    def told(line: bytes = b"") -> bytes:
-        """What a line prints, up to the next prompt."""
-        os.write(ours, line and line + b"\n")
-        shown = b""
-        while not shown.endswith(b"$ "):
-            shown += os.read(ours, 4096)
-        return shown
-
-    told()
-    assert b"yntax error" in told(b"if then")
-    told(b"mkdir -p 'a b' && cd 'a b' && export WHO=me")
-    assert b"in /work/a b as me\r\n" in told(b'echo "in $PWD as $WHO"; false')
-    os.write(ours, b"\x04")
-    assert run.wait() == 1, "the shell's exit code is that of the last line"
-    os.close(ours)

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from sandboxes import TOKEN, ControllerProcess, fork_server, sh
+from sandboxes import NO_CGROUPS, NO_NAMESPACES, ONE_UID, ControllerProcess, fork_server, sh, under
 
 from agentrl.core.errors import SandboxFileError
 from agentrl.core.http import Service
 from agentrl.core.types import SandboxSpec
 from sandbox.client import SandboxClient
 
-ONE_UID = ("unshare", "--user", "--map-root-user")
-NO_NAMESPACES = (*ONE_UID, "sh", "-c", 'echo 0 > /proc/sys/user/max_pid_namespaces; exec "$@"', "sh")
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
-
-
-@asynccontextmanager
-async def controller(folder: Path, under: tuple[str, ...]) -> AsyncIterator[SandboxClient]:
-    process = ControllerProcess(folder, under=under)
-    await process.start()
-    client = SandboxClient(process.url, token=TOKEN)
-    try:
-        yield client
-    finally:
-        await client.close()
-        await process.signal(signal.SIGTERM)
 
 
 async def health(client: SandboxClient) -> dict[str, str]:
@@ -39,13 +22,13 @@ async def health(client: SandboxClient) -> dict[str, str]:
         metrics = (await service.request("GET", "/metrics")).text
     finally:
         await service.close()
-    gauge = "1.0" if answer["isolation"] == "namespaces" else "0.0"
+    gauge = "0.0" if answer["isolation"] == "none" else "1.0"
     assert f"agentrl_sandbox_isolated_info {gauge}" in metrics
     return answer
 
 
 async def test_one_uid_is_enough_for_isolation(tmp_path: Path) -> None:
-    async with controller(tmp_path, ONE_UID) as client, client.acquire(SPEC, owner="test", key="k") as sandbox:
+    async with under(tmp_path, ONE_UID) as client, client.acquire(SPEC, owner="test", key="k") as sandbox:
         assert (await health(client))["isolation"] == "namespaces"
         result = await sandbox.exec(
             sh("cat note.txt; grep CapEff /proc/self/status; cat /proc/1/environ; kill -9 1; echo on")
@@ -56,7 +39,7 @@ async def test_one_uid_is_enough_for_isolation(tmp_path: Path) -> None:
 
 
 async def test_no_namespaces_is_said_loudly_and_still_works(tmp_path: Path) -> None:
-    async with controller(tmp_path, NO_NAMESPACES) as client:
+    async with under(tmp_path, NO_NAMESPACES) as client:
         async with client.acquire(SPEC, owner="test", key="k") as sandbox:
             assert (await health(client))["isolation"] == "none"
             assert "SANDBOXES ARE NOT ISOLATED" in (tmp_path / "controller.log").read_text()
@@ -76,8 +59,19 @@ async def test_no_namespaces_is_said_loudly_and_still_works(tmp_path: Path) -> N
         assert not list((tmp_path / "sandbox").glob("sb-*"))
 
 
-async def test_no_namespaces_can_be_refused(tmp_path: Path) -> None:
-    process = ControllerProcess(tmp_path, under=NO_NAMESPACES, settings={"require_isolation": True})
+async def test_no_cgroups_is_said_loudly_and_still_works(tmp_path: Path) -> None:
+    async with under(tmp_path, NO_CGROUPS) as client, client.acquire(SPEC, owner="test", key="k") as sandbox:
+        assert (await health(client))["isolation"] == "namespaces, no cgroups"
+        assert "SANDBOXES HAVE NO CGROUPS" in (tmp_path / "controller.log").read_text()
+        eater = sh("exec python3 -c 'b = bytearray(1 << 30)'")
+        assert b"MemoryError" in (await sandbox.exec(eater)).stderr
+        forks = await sandbox.exec(sh("for i in $(seq 200); do sleep 4005 & done; wait", timeout_s=1))
+        assert b"fork" in forks.stderr
+
+
+@pytest.mark.parametrize(("words", "option"), [(NO_NAMESPACES, "require_isolation"), (NO_CGROUPS, "require_cgroups")])
+async def test_what_is_missing_can_be_refused(tmp_path: Path, words: tuple[str, ...], option: str) -> None:
+    process = ControllerProcess(tmp_path, under=words, settings={option: True})
     await process.start()
     assert await process.wait() != 0
-    assert "sandbox.require_isolation" in (tmp_path / "controller.log").read_text()
+    assert f"sandbox.{option}" in (tmp_path / "controller.log").read_text()

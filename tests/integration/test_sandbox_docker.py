@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import tarfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandboxes import sandbox_config
+from sandboxes import pids, sandbox_config, service
 
-from agentrl.core.config import DockerConfig
+from agentrl.core.config import DockerConfig, SandboxConfig
 from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, Unsupported
 from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
 from sandbox.backends.docker.backend import DockerBackend
-from sandbox.backends.docker.container import CONTROLLER, SANDBOX
+from sandbox.backends.docker.container import CONTROLLER, OWNER, SANDBOX, without_quotas
 from sandbox.backends.docker.engine import Engine
 
 BARE = "agentrl-test-bare:1"
@@ -56,14 +58,14 @@ async def run(backend: DockerBackend, sandbox_id: str, *argv: str) -> ExecResult
         channel.close()
 
 
-async def test_an_image_without_python_is_unsupported(backend: DockerBackend, client: Any) -> None:
+async def test_an_image_without_python_and_shell_is_unsupported(backend: DockerBackend, client: Any) -> None:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("hello"))
     client.api.import_image_from_data(archive.getvalue(), repository=BARE.split(":")[0], tag="1")
     try:
-        with pytest.raises(Unsupported, match="python3"):
-            await backend.create("sb-bare", SandboxSpec(image=BARE))
+        with pytest.raises(Unsupported, match="neither 'python3' nor `sh`"):
+            await backend.create("sb-bare", SandboxSpec(image=BARE), "test")
         await backend.destroy("sb-bare")
     finally:
         client.images.remove(BARE)
@@ -72,7 +74,7 @@ async def test_an_image_without_python_is_unsupported(backend: DockerBackend, cl
 
 async def test_an_image_that_is_not_there_is_the_callers_doing(backend: DockerBackend) -> None:
     with pytest.raises(SandboxError, match="agentrl-no-such-image") as missing:
-        await backend.create("sb-none", SandboxSpec(image="agentrl-no-such-image:1"))
+        await backend.create("sb-none", SandboxSpec(image="agentrl-no-such-image:1"), "test")
     assert (missing.value.blame, missing.value.ran) == (Blame.CALLER, Ran.NO)
 
 
@@ -81,7 +83,7 @@ async def test_a_container_that_cannot_serve_is_an_error_with_its_output(tmp_pat
     backend = DockerBackend(tmp_path, config.model_copy(update={"python": "id"}))
     await backend.start(lambda sandbox_id, cause: None)
     with pytest.raises(SandboxError, match="id: ") as broken:
-        await backend.create("sb-broken", SandboxSpec())
+        await backend.create("sb-broken", SandboxSpec(), "test")
     assert broken.value.ran is Ran.NO
     await backend.destroy("sb-broken")
     assert not (await backend.inventory()).live
@@ -90,7 +92,7 @@ async def test_a_container_that_cannot_serve_is_an_error_with_its_output(tmp_pat
 
 
 async def test_pause_and_resume_and_destroy_while_paused(backend: DockerBackend) -> None:
-    await backend.create("sb-p", SandboxSpec())
+    await backend.create("sb-p", SandboxSpec(), "test")
     await run(backend, "sb-p", "sh", "-c", "echo kept > a")
     await backend.pause("sb-p")
     asking = asyncio.create_task(run(backend, "sb-p", "cat", "a"))
@@ -111,7 +113,7 @@ async def test_a_controller_adopts_its_own_and_touches_nothing_else(
     folder = tmp_path / "one"
     first = DockerBackend(folder, config)
     await first.start(lambda sandbox_id, cause: None)
-    await first.create("sb-mine", SandboxSpec())
+    await first.create("sb-mine", SandboxSpec(), "test")
     await run(first, "sb-mine", "sh", "-c", "echo kept > a")
     mine = (folder / "controller").read_text()
     labels = {CONTROLLER: mine, SANDBOX: "sb-half"}
@@ -140,20 +142,75 @@ async def test_a_named_network_reaches_the_container(tmp_path: Path, config: Doc
     backend = DockerBackend(tmp_path, config.model_copy(update={"network": network.name}))
     try:
         await backend.start(lambda sandbox_id, cause: None)
-        await backend.create("sb-net", SandboxSpec())
+        await backend.create("sb-net", SandboxSpec(), "test")
         assert b"eth0" in (await run(backend, "sb-net", "cat", "/proc/net/dev")).stdout
     finally:
         await backend.stop()
         network.remove()
 
 
-async def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, config: DockerConfig) -> None:
+async def test_what_cannot_work_is_refused_at_the_start(tmp_path: Path, config: DockerConfig, client: Any) -> None:
+    info = client.info()
+    assert "runsc" not in info["Runtimes"], "this test needs an engine without gVisor"
+    quotas = not without_quotas(info)
     for settings, why in (
-        ({"runtime": "no-such-runtime"}, "no-such-runtime"),
+        ({"runtime": "runsc"}, r"'runsc'.*knows only .*runc.*daemon\.json"),
         ({"host": f"unix://{tmp_path}/none.sock"}, "no Docker Engine answers"),
     ):
         with pytest.raises(ConfigError, match=why):
             await DockerBackend(tmp_path, config.model_copy(update=settings)).start(lambda sandbox_id, cause: None)
+    if not quotas:
+        backend = DockerBackend(tmp_path, config.model_copy(update={"disk": "quota"}))
+        with pytest.raises(ConfigError, match="has no quotas"):
+            await backend.start(lambda sandbox_id, cause: None)
+
+
+async def test_an_engine_over_tcp_is_used_by_its_exec_api(tmp_path: Path, config: DockerConfig) -> None:
+    """Nothing of this machine is mounted there."""
+    async with over_tcp() as host:
+        settings = SandboxConfig(backend="docker", docker=config.model_copy(update={"host": host}))
+        async with service(tmp_path, settings) as sandboxes:
+            assert "by the exec API" in (await sandboxes.fetch("GET", "/healthz")).json()["isolation"]
+            async with sandboxes.acquire(SandboxSpec(files={"a": "of the spec"}), owner="test", key="k") as sandbox:
+                data = bytes(range(256)) * 5000
+                echoed = await sandbox.exec(ExecRequest(argv=("cat",), stdin=data, cap_bytes=len(data)))
+                assert echoed.stdout == data
+                await sandbox.write("b", data)
+                assert await sandbox.read("b") == data
+                timed_out = await sandbox.exec(ExecRequest(argv=("sh", "-c", "cat a; sleep 60"), timeout_s=0.5))
+                assert (timed_out.status, timed_out.stdout) == ("TIMEOUT", b"of the spec")
+                with pytest.raises(Unsupported):
+                    await sandbox.open_shell()
+
+
+@asynccontextmanager
+async def over_tcp() -> AsyncIterator[str]:
+    """The URL of a port that leads to the machine's engine."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner = await asyncio.open_unix_connection("/var/run/docker.sock")
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        await asyncio.gather(pump(reader, inner[1]), pump(inner[0], writer), return_exceptions=True)
+        for each in (writer, inner[1]):
+            each.transport.abort()
+        tasks.discard(task)
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    for task in list(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await server.wait_closed()
 
 
 async def test_an_engine_that_is_gone_is_an_error_of_the_infrastructure(config: DockerConfig) -> None:
@@ -163,3 +220,109 @@ async def test_an_engine_that_is_gone_is_an_error_of_the_infrastructure(config: 
     assert (absent.value.ran, absent.value.blame) == (Ran.NO, Blame.INFRA)
     assert json.dumps(absent.value.detail) == '{"docker_status": 404}'
     await engine.close()
+
+
+async def test_a_folder_is_built_once_for_each_content(
+    tmp_path: Path, config: DockerConfig, client: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(f"FROM {config.image}\nCOPY version /version\nENV COLOUR=red\n")
+    (folder / "version").write_text("one\n")
+    (folder / "ignored").write_text("x")
+    (folder / ".dockerignore").write_text("ignored\n")
+    backend = DockerBackend(tmp_path / "b", config.model_copy(update={"builds": {"Tools": str(folder)}}))
+    caplog.set_level(logging.INFO, "sandbox")
+    await backend.start(lambda sandbox_id, cause: None)
+    try:
+        spec = SandboxSpec(image="Tools")
+        await asyncio.gather(*(backend.create(f"sb-b{i}", spec, "test") for i in range(2)))
+        assert (await run(backend, "sb-b0", "sh", "-c", "cat /version; echo $COLOUR")).stdout == b"one\nred\n"
+        (folder / "ignored").write_text("y")
+        await backend.create("sb-b2", spec, "test")
+        assert caplog.text.count("building image agentrl-build-tools:") == 1
+        assert ": COPY version /version" in caplog.text
+        (folder / "version").write_text("two\n")
+        await backend.create("sb-b3", spec, "test")
+        assert (await run(backend, "sb-b3", "cat", "/version")).stdout == b"two\n"
+        (folder / "Dockerfile").write_text(f"FROM {config.image}\nRUN echo almost there; false\n")
+        with pytest.raises(SandboxError, match="almost there") as failed:
+            await backend.create("sb-b4", spec, "test")
+        assert (failed.value.blame, failed.value.ran) == (Blame.CALLER, Ran.NO)
+    finally:
+        await backend.stop()
+        for image in client.images.list(filters={"label": "agentrl.build=Tools"}):
+            client.images.remove(image.id, force=True)
+
+
+async def test_a_build_without_a_dockerfile_is_refused_at_the_start(tmp_path: Path, config: DockerConfig) -> None:
+    backend = DockerBackend(tmp_path, config.model_copy(update={"builds": {"tools": str(tmp_path)}}))
+    with pytest.raises(ConfigError, match="there is no file"):
+        await backend.start(lambda sandbox_id, cause: None)
+
+
+@pytest.mark.parametrize("disk", ["tmpfs", "unlimited"])
+async def test_snapshots_are_images_that_go_when_they_are_forgotten(
+    disk: str, tmp_path: Path, config: DockerConfig, client: Any
+) -> None:
+    backend = DockerBackend(tmp_path, config.model_copy(update={"disk": disk}))
+    await backend.start(lambda sandbox_id, cause: None)
+    await backend.create("sb-s1", SandboxSpec(files={"a": "kept\n"}), "test")
+    await run(backend, "sb-s1", "sh", "-c", "ln a b; mkfifo pipe; mkdir -m 750 d; echo t > /tmp/t")
+    for snapshot in ("snap-1", "snap-2"):
+        await backend.snapshot("sb-s1", snapshot)
+    await run(backend, "sb-s1", "sh", "-c", "echo later > a")
+    await backend.create("sb-s2", SandboxSpec(snapshot="snap-1"), "test")
+    await backend.forget_snapshot("snap-1")
+    await backend.forget_snapshot("snap-1")
+    look = await run(
+        backend, "sb-s2", "sh", "-c", "cat a b /tmp/t; stat -c %a d; [ a -ef b ] && [ -p pipe ] && echo same"
+    )
+    assert look.stdout == b"kept\nkept\nt\n750\nsame\n"
+    with pytest.raises(SandboxError, match="no snapshot 'snap-1'"):
+        await backend.create("sb-s3", SandboxSpec(snapshot="snap-1"), "test")
+    mine = {"label": f"{CONTROLLER}={(tmp_path / 'controller').read_text()}"}
+    await backend.destroy("sb-s2")
+    assert [image.tags for image in client.images.list(filters=mine)] == [["agentrl-snapshot:snap-2"]]
+    await backend.stop()
+    assert not client.images.list(filters=mine)
+    assert not client.volumes.list(filters=mine)
+    assert [path.name for path in tmp_path.iterdir()] == ["controller"]
+
+
+STATUS = ("sh", "-c", "id -u; id -G; grep -E '^Cap(Inh|Prm|Eff|Bnd|Amb)' /proc/self/status")
+
+
+async def test_commands_run_as_other_users_of_the_image(config: DockerConfig, tmp_path: Path, client: Any) -> None:
+    settings = SandboxConfig(backend="docker", docker=config)
+    async with (
+        service(tmp_path, settings) as sandboxes,
+        sandboxes.acquire(SandboxSpec(), owner="run-7", key="k") as sandbox,
+    ):
+        container = client.containers.get(f"agentrl-{sandbox.id}")
+        assert container.labels[OWNER] == "run-7"
+        for user, ids in (("", b"0 0"), ("nobody", b"65534 65534"), ("1234", b"1234 1234"), ("0", b"0 0")):
+            said = (await sandbox.exec(ExecRequest(argv=STATUS, user=user))).stdout.split()
+            assert b" ".join(said[:2]) == ids
+            assert set(said[3::2]) == {b"0" * 16}, f"user {user!r} has a capability"
+        slow = "setsid sleep 7701 & trap '' TERM; while :; do sleep 0.1; done"
+        ended = await sandbox.exec(ExecRequest(argv=("sh", "-c", slow), user="nobody", timeout_s=0.3))
+        assert (ended.status, ended.signal) == ("TIMEOUT", 9)
+        assert await pids(sandbox, "sleep") == []
+        refused = await sandbox.exec(ExecRequest(argv=("sh", "-c", "kill -9 1; echo x > /etc/x"), user="nobody"))
+        assert refused.exit_code != 0
+        with pytest.raises(SandboxError, match="no user 'no-such'") as unknown:
+            await sandbox.exec(ExecRequest(argv=("true",), user="no-such"))
+        assert (unknown.value.blame, unknown.value.ran) == (Blame.AGENT, Ran.NO)
+
+
+async def test_other_users_are_unsupported_without_the_capabilities(config: DockerConfig, tmp_path: Path) -> None:
+    settings = SandboxConfig(backend="docker", docker=config.model_copy(update={"users": False}))
+    async with (
+        service(tmp_path, settings) as sandboxes,
+        sandboxes.acquire(SandboxSpec(), owner="a", key="k") as sandbox,
+    ):
+        with pytest.raises(Unsupported, match="may not change users"):
+            await sandbox.exec(ExecRequest(argv=("true",), user="nobody"))
+        said = (await sandbox.exec(ExecRequest(argv=STATUS))).stdout.split()
+        assert set(said[3::2]) == {b"0" * 16}

@@ -52,8 +52,8 @@ async def test_one_of_two_leads_until_it_resigns_or_is_silent(databases: tuple[D
     await asyncio.wait_for(leader.campaign(), 20.0)
 
 
-async def test_a_standby_tells_who_leads_and_takes_over_with_every_sandbox(tmp_path: Path) -> None:
-    first, second = (ControllerProcess(tmp_path, settings=LEASE) for _ in range(2))
+async def test_a_standby_tells_who_leads_and_takes_over_with_every_sandbox(tmp_path: Path, store_url: str) -> None:
+    first, second = (ControllerProcess(tmp_path, settings=LEASE, store_url=store_url) for _ in range(2))
     await first.start()
     client = SandboxClient(f"{first.url},{second.url}", token=TOKEN, patience_s=60.0)
     made = await client.create(SandboxSpec(files={"a": "kept"}), owner="o", key="1")

@@ -1,8 +1,8 @@
 """A small Kubernetes API server in this process, for what a healthy one won't show. Used by the backend's tests.
 
 Lists with pages, watches with history, bookmarks and 410, label selectors, merge patches, conflicts, graceful and
-forced deletion. Faults are switched on by attributes. Invariant: every change has a version of its own, and a watch
-from a version sees each later change once.
+forced deletion, exec of what carries bytes to sandboxd. Faults are switched on by attributes. Invariant: every change
+has a version of its own, and a watch from a version sees each later change once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from typing import Any
 
 from aiohttp import web
 
+from sandbox.backends.kubernetes.manifests import PORT
+from sandbox.runtime.carry import READY
+
 Object = dict[str, Any]
 Key = tuple[str, str]
 """Kind of objects, as in URLs, and name."""
 PATH = re.compile(r"^/(?:api/v1|apis/[^/]+/[^/]+)/namespaces/(?P<ns>[^/]+)/(?P<what>[^/]+)(?:/(?P<name>[^/]+))?$")
+EXEC = re.compile(r"^/api/v1/namespaces/[^/]+/pods/(?P<name>[^/]+)/exec$")
 
 
 class FakeKube:
@@ -38,6 +42,8 @@ class FakeKube:
         """Every request is answered with 503, as by a proxy whose server is gone."""
         self.refusals: list[tuple[str, int, Object]] = []
         """Method, status and body of what the next requests with that method are answered instead."""
+        self.exec_protocols = ("v5.channel.k8s.io", "v4.channel.k8s.io")
+        """Of an exec's websocket, as far as this server is new."""
         self.watches = 0
         """Streams that are open now."""
         self.created: Callable[[Object], None] = lambda pod: None
@@ -115,6 +121,8 @@ class FakeKube:
             await runner.cleanup()
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if carrier := EXEC.match(request.path):
+            return await self._exec(request, carrier["name"])
         found = PATH.match(request.path)
         if found is None:
             return refusal(404, "NotFound", request.path)
@@ -139,6 +147,28 @@ class FakeKube:
             merge(self.objects[key], json.loads(await request.text()))
             self._emit("MODIFIED", key)
         return web.json_response(self.objects[key])
+
+    async def _exec(self, request: web.Request, name: str) -> web.StreamResponse:
+        self.requests.append(f"EXEC {name}")
+        if ("pods", name) not in self.objects:
+            return refusal(404, "NotFound", name)
+        stream = web.WebSocketResponse(protocols=self.exec_protocols)
+        await stream.prepare(request)
+        reader, writer = await asyncio.open_connection(self.pod(name)["status"]["podIP"], PORT)
+
+        async def outward() -> None:
+            await stream.send_bytes(b"\x01" + READY)
+            while data := await reader.read(1 << 16):
+                await stream.send_bytes(b"\x01" + data)
+
+        carrying = asyncio.create_task(outward())
+        async for message in stream:
+            assert message.data[0] == 0
+            writer.write(message.data[1:])
+        carrying.cancel()
+        await asyncio.wait({carrying})
+        writer.close()
+        return stream
 
     def _create(self, what: str, made: Object) -> web.Response:
         name = made["metadata"]["name"]

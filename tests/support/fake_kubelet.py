@@ -39,7 +39,9 @@ class FakeKubelet:
         workdir = self.folder / name
         workdir.mkdir(parents=True)
         *_, config, _pids = container["command"]
-        changed = json.dumps(json.loads(config) | {"host": ip, "workdir": str(workdir)})
+        asked = json.loads(config) | {"host": ip, "workdir": str(workdir)}
+        del asked["volume_mb"]  # There are no volumes here.
+        changed = json.dumps(asked)
         tokens = {entry["name"]: entry["value"] for entry in container["env"]}
         self.processes[name] = subprocess.Popen(
             [sys.executable, "-c", SERVE, changed, "0"], env={**os.environ, **tokens}

@@ -84,20 +84,30 @@ class GatewayConfig(Section):
 
 
 class DockerConfig(Section):
-    """How `sandbox.backend = "docker"` places sandboxes; the engine must run on the controller's machine."""
+    """How `sandbox.backend = "docker"` places sandboxes."""
 
     host: str = ""
     """URL of the engine, e.g. `unix:///run/docker.sock`; empty means DOCKER_HOST, or else the default."""
+    way_in: Literal["auto", "socket", "exec"] = "auto"
+    """How commands come in. `socket`: sandboxd, over a socket mounted from this machine; needs Python in the images.
+    `exec`: the engine's exec API; slower, needs a shell. `auto`: sandboxd where the engine is on a unix socket and the
+    image has Python, else exec."""
     image: str = ""
-    """Image of sandboxes whose spec names none. Images need a Python of 3.7 or newer."""
+    """Image of sandboxes whose spec names none. A Python of 3.7 or newer in it makes commands 20 times faster."""
     python: str = "python3"
     """The interpreter inside the images, looked up in their PATH."""
     pull: Literal["missing", "never"] = "missing"
     """Whether an image that the engine lacks is pulled."""
     prefetch: tuple[str, ...] = ()
     """Images to pull when the controller starts."""
+    builds: Mapping[str, str] = Field(default_factory=dict)
+    """Images that are built here: names, as specs use them, to folders with a Dockerfile. Built when the controller
+    starts or a sandbox needs it, and again when the folder has changed."""
     runtime: str = ""
     """An OCI runtime that the engine knows by name; empty means the engine's default."""
+    users: bool = True
+    """Whether commands may run as other users of the image: sandboxd alone then has SETUID, SETGID and KILL.
+    Commands have no capability either way."""
     network: str = "none"
     """A network of the engine, which decides what sandboxes reach; `none` is no network at all."""
     disk: Literal["tmpfs", "quota", "unlimited"] = "tmpfs"
@@ -108,7 +118,7 @@ class DockerConfig(Section):
 
 
 class KubernetesConfig(Section):
-    """How `sandbox.backend = "kubernetes"` places sandboxes; the controller must reach pod IPs."""
+    """How `sandbox.backend = "kubernetes"` places sandboxes."""
 
     kubeconfig: str = ""
     """Path; empty means the pod's service account when the controller runs in one, or else ~/.kube/config."""
@@ -128,12 +138,19 @@ class KubernetesConfig(Section):
     user: Literal["own", "image"] = "own"
     """`own`: a uid of its own, a read-only root, and `disk_mb` for the workdir and /tmp each. `image`: the image's
     user and a writable root; what the image has in the workdir stays, and `pids` is not limited."""
+    disk: Literal["tmpfs", "node"] = "tmpfs"
+    """What holds the workdir and /tmp when `user` is `own`. `tmpfs`: memory of the pod, where a write beyond `disk_mb`
+    fails; Kubernetes 1.22 and newer. `node`: the node's disk, where the kubelet evicts a sandbox beyond `disk_mb` some
+    time later."""
     request_share: float = Field(0.25, gt=0, le=1)
     """Share of a sandbox's limits that the scheduler reserves for it."""
     egress: tuple[Mapping[str, Any], ...] = ()
     """NetworkPolicy egress rules; empty means none."""
     ingress_from: tuple[Mapping[str, Any], ...] = ()
     """NetworkPolicy peers that may reach sandboxd; empty means all, who then still need its token."""
+    way_in: Literal["auto", "ip", "exec"] = "auto"
+    """How commands come in: at a pod's IP, or through the API server's exec, which is slower and its server's load.
+    `auto` is by IP until the network says that there is no way."""
     template: Mapping[str, Any] = Field(default_factory=dict)
     """Partial pod merged over ours; its first container is merged into the sandbox's, further ones are added."""
     max_age_s: int = Field(86_400, gt=0)
@@ -170,6 +187,11 @@ class SandboxConfig(Section):
     """URL at which clients reach this controller, told by its standbys; by default its host and port."""
     require_isolation: bool = False
     """Refuse to start where the kernel allows no namespaces, instead of warning."""
+    require_cgroups: bool = False
+    """On `local`, refuse to start where limits do not hold for a sandbox as a whole, instead of warning."""
+    egress: tuple[str, ...] = ()
+    """What sandboxes reach through the controller's proxy although they have no network: `host:port`, `*.domain:port`,
+    `address:port`; empty is nothing. On `kubernetes` see `kubernetes.egress`."""
     docker: DockerConfig = DockerConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
 

@@ -16,6 +16,8 @@ from agentrl.core.types.sandbox import (
     SandboxSpec,
     SandboxState,
     SandboxView,
+    Snapshot,
+    TerminalSize,
 )
 from agentrl.core.types.task import Demonstration, Limits, Message, Task, Tool, ToolCall, ToolResult
 from agentrl.core.types.trajectory import Provenance, SessionGrant, SessionRequest, Trajectory
@@ -49,9 +51,11 @@ __all__ = [
     "Scored",
     "SessionGrant",
     "SessionRequest",
+    "Snapshot",
     "Stop",
     "Task",
     "TensorEntry",
+    "TerminalSize",
     "Timings",
     "Tool",
     "ToolCall",

@@ -21,6 +21,8 @@ class SandboxLimits(Value):
 class SandboxSpec(Value):
     image: str = ""
     """Empty means the backend's default (on `local`: the host's own read-only root)."""
+    snapshot: str = ""
+    """Id of a snapshot whose files take the place of the image's; `files` are written over them."""
     files: Mapping[str, str] = Field(default_factory=dict)
     """Text files to write before READY; paths are relative to `workdir` or absolute."""
     workdir: str = "/work"
@@ -57,6 +59,20 @@ class SandboxView(Value):
     """Evidence, in FAILED, LOST and CLOSED."""
 
 
+class Snapshot(Value):
+    """The files of a sandbox as they were, to create others from."""
+
+    id: str
+    owner: str
+    """Of the sandbox; sandboxes of its tenant may begin from it."""
+    sandbox: str
+    """Where its files come from."""
+    created_at: float
+    """Unix seconds."""
+    deadline: float
+    """Unix seconds at which it is forgotten."""
+
+
 class ExecRequest(Value):
     argv: tuple[str, ...] = Field(min_length=1)
     stdin: bytes = b""
@@ -86,6 +102,11 @@ class ExecResult(Value):
     duration_s: float = 0.0
 
 
+class TerminalSize(Value):
+    rows: int = Field(24, gt=0, lt=1 << 16)
+    columns: int = Field(80, gt=0, lt=1 << 16)
+
+
 class ProcessRequest(Value):
     """A process to start and follow; it ends with the sandbox at the latest."""
 
@@ -93,6 +114,8 @@ class ProcessRequest(Value):
     stdin: bytes = b""
     interactive: bool = False
     """Keep stdin open for more after `stdin`."""
+    tty: TerminalSize | None = None
+    """Run it in a terminal of that size: it is interactive, and all its output is stdout."""
     cwd: str = ""
     env: Mapping[str, str] = Field(default_factory=dict)
     user: str = ""

@@ -13,7 +13,6 @@ import logging
 import os
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,65 +21,83 @@ from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, ServiceUnavailable, Unsupported
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
-from sandbox.backends.docker.container import CONTROLLER, SANDBOX, cause_of, creation, image_of, state_cause
-from sandbox.backends.docker.engine import Engine, is_absent, is_busy
+from sandbox.backends.docker.container import (
+    CONTROLLER,
+    EGRESS,
+    PLAIN,
+    PROXY,
+    TTL,
+    WORKDIR,
+    creation,
+    image_of,
+    state_cause,
+    without_quotas,
+)
+from sandbox.backends.docker.containers import Containers, NoProgram
+from sandbox.backends.docker.ends import Ends
+from sandbox.backends.docker.engine import Engine, is_absent
 from sandbox.backends.docker.handoff import Handoff, listens
+from sandbox.backends.docker.images import Images
+from sandbox.backends.docker.keeping import Keeper
+from sandbox.backends.docker.plain import PlainChannel, PlainSandbox
 from sandbox.channel import Channel, Stream
+from sandbox.egress import EgressProxy, environment
+from sandbox.runtime.wire import Refused
 
 log = logging.getLogger(__name__)
 
-KEPT_CAUSES = 10_000
-OOM_S = 2.0
-"""An OOM event and an end by KILL within this time are one happening."""
 PROBE_S = 10.0
 RUNNING = frozenset({"running", "paused", "restarting"})
 ENDED = frozenset({"exited", "dead"})
-REMOVAL_S = 30.0
 NOTICE_S = 3.0
 
 
 class DockerBackend:
-    """Sandboxes as containers of the Docker Engine on this machine."""
+    """Sandboxes as containers of a Docker Engine."""
 
-    def __init__(self, folder: Path, config: DockerConfig) -> None:
+    def __init__(self, folder: Path, config: DockerConfig, *, egress: EgressProxy | None = None) -> None:
         self.folder, self.config = folder, config
         self.isolation = "docker"
         self._folder_fd = -1
         self._engine: Engine | None = None
-        self._controller = ""
-        self._containers: dict[str, str] = {}
-        """Container ids by sandbox id, of those that are created, started or live."""
-        self._starting: dict[str, asyncio.Future[str]] = {}
-        """Resolved with a cause when a container ends before it serves."""
-        self._causes: OrderedDict[str, str] = OrderedDict()
-        self._oom_at: dict[str, float] = {}
+        self.containers: Containers
+        self.images: Images
+        self.keeper: Keeper
+        self._controller, self._runtime = "", ""
+        self._exec_only = config.way_in == "exec"
+        self._egress = egress
+        self._plain: dict[str, PlainSandbox] = {}
+        """Those without sandboxd."""
+        self._ends = Ends()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ended: Ended = lambda sandbox_id, cause: None
 
     @property
     def engine(self) -> Engine:
-        if self._engine is None:
-            raise SandboxError("the docker backend is not started", ran=Ran.NO)
+        assert self._engine is not None, "started"
         return self._engine
 
     # --- start and stop ------------------------------------------------------------------------
 
     async def start(self, ended: Ended) -> None:
-        self._ended = ended
+        self._ends.told = ended
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         self._controller = self._identity()
         self._engine = await asyncio.to_thread(Engine, self.config.host)
         try:
+            self.containers = Containers(self._engine, self._controller)
+            self.images = Images(self._engine, self.config)
+            self.keeper = Keeper(self._engine, self.folder, self._controller)
             await self._check()
+            await self._let_out()
             await self._adopt()
         except BaseException:
             await self.detach()
             raise
         filters = {"type": "container", "event": ["die", "oom"], "label": f"{CONTROLLER}={self._controller}"}
         self._engine.watch(filters, self._event, lambda: self._background(self._reconcile()))
-        for image in self.config.prefetch:
-            self._background(self._prefetch(image))
+        self._background(self.images.prefetch())
+        self._background(self.keeper.tidy())
 
     def _identity(self) -> str:
         """Who we are to the engine: a controller that is started again in this folder is the same one."""
@@ -94,13 +111,37 @@ class DockerBackend:
         runtime = self.config.runtime or info["DefaultRuntime"]
         if runtime not in info["Runtimes"]:
             known = ", ".join(sorted(info["Runtimes"]))
-            raise ConfigError(f"sandbox.docker.runtime = {runtime!r}: the engine at {self.engine.host} has {known}")
-        self.isolation = f"docker, {runtime}"
+            raise ConfigError(
+                f"sandbox.docker.runtime = {runtime!r}: the engine at {self.engine.host} knows only {known}; install "
+                "it there and name it under `runtimes` in the engine's daemon.json"
+            )
+        if self.config.disk == "quota" and (why := without_quotas(info)):
+            raise ConfigError(f"sandbox.docker.disk = 'quota': {why}; use 'tmpfs', or 'unlimited' for no limit")
+        self._runtime = runtime
+        remote = not self.engine.host.startswith("unix://")
+        self._exec_only = self.config.way_in == "exec" or (remote and self.config.way_in == "auto")
+        self.isolation = f"docker, {runtime}" + ("; by the exec API" if self._exec_only else "")
+        if self._exec_only:
+            log.warning("the sandboxes at %s are reached by the engine's exec API, which is slow", self.engine.host)
+
+    async def _let_out(self) -> None:
+        """Serve the way out, in a folder that is mounted, so that sandboxes see a later controller's socket too."""
+        if self._egress is None:
+            return
+        if self.config.network != "none" or self._exec_only:
+            raise ConfigError("sandbox.egress needs sandbox.docker.network = 'none' and sandboxd, not the exec API")
+        (self.folder / "egress").mkdir(exist_ok=True)
+        (self.folder / "egress").chmod(0o755)
+        await self._egress.start(f"/proc/self/fd/{self._folder_fd}/egress/{PROXY}")
 
     async def _adopt(self) -> None:
         """Keep the containers of an earlier controller that serve; remove those that never came so far."""
 
-        async def probe(sandbox_id: str, container: str, state: str) -> None:
+        async def probe(sandbox_id: str, labels: Mapping[str, str], container: str, state: str) -> None:
+            if PLAIN in labels:
+                self._plain[sandbox_id] = self._as_plain(
+                    sandbox_id, container, labels[WORKDIR], float(labels[TTL])
+                )  # fmt: skip
             if state == "paused":
                 return
             channel = self.channel(sandbox_id)
@@ -112,18 +153,23 @@ class DockerBackend:
             finally:
                 channel.close()
 
-        found = await self._list()
-        self._containers = {sandbox_id: container["Id"] for sandbox_id, container in found.items()}
-        await asyncio.gather(*(probe(i, c["Id"], c["State"]) for i, c in found.items() if c["State"] in RUNNING))
+        found = await self.containers.list()
+        self._ends.containers = {sandbox_id: container["Id"] for sandbox_id, container in found.items()}
+        running = {i: c for i, c in found.items() if c["State"] in RUNNING}
+        await asyncio.gather(*(probe(i, c["Labels"], c["Id"], c["State"]) for i, c in running.items()))
         await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] not in RUNNING))
 
     async def stop(self) -> None:
         if self._engine is not None:
-            await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self._list()))
+            await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self.containers.list()))
+            await self.keeper.forget_all()
         await self.detach()
 
     async def detach(self) -> None:
         """Let go of the engine and its containers; their leases run on."""
+        await asyncio.gather(*(plain.close() for plain in self._plain.values()))
+        if self._egress is not None:
+            await self._egress.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,135 +187,117 @@ class DockerBackend:
 
     # --- create and destroy --------------------------------------------------------------------
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
-        image = image_of(spec, self.config)
-        died = self._starting[sandbox_id] = asyncio.get_running_loop().create_future()
+    async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
+        if spec.snapshot:
+            image, plain = await self.keeper.image(spec.snapshot)
+        else:
+            image = await self.images.resolve(image_of(spec, self.config))
+            plain = self._exec_only or image in self.images.plain
+        if not plain:
+            try:
+                await self._create_served(sandbox_id, spec, owner, image)
+                return
+            except NoProgram as error:
+                if self.config.way_in == "socket":
+                    raise Unsupported(
+                        f"image {image!r} has no {self.config.python!r}, in which sandboxd runs: add a Python of 3.7 "
+                        "or newer to it, set sandbox.docker.python to where it is, or way_in to 'auto'"
+                    ) from error
+            log.warning(
+                "image %s has no %s: its sandboxes get the engine's exec API instead of sandboxd. Commands are slower, "
+                "and there are no processes to follow, shells and other users.", image, self.config.python
+            )  # fmt: skip
+            self.images.plain.add(image)
+            self.isolation = f"docker, {self._runtime}; by the exec API in {', '.join(sorted(self.images.plain))}"
+            await self.destroy(sandbox_id)
+        if self._egress is not None:
+            raise Unsupported(f"sandbox.egress needs a Python in the image, and {image!r} has none")
+        await self._create_plain(sandbox_id, spec, owner, image)
+
+    async def _create_served(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str) -> None:
+        died = self._ends.starting[sandbox_id] = asyncio.get_running_loop().create_future()
         handoff = Handoff(self.folder, self._folder_fd, sandbox_id)
         try:
-            body = creation(sandbox_id, spec, self.config, controller=self._controller, handoff=handoff.path)
-            container = await self._create(sandbox_id, body)
-            self._containers[sandbox_id] = container
-            await self._start(container, image)
-            await self._hand_over(handoff, container, died, spec)
+            await self._place(sandbox_id, spec, owner, image, handoff.path)
+            env, proxy = (environment(), f"{EGRESS}/{PROXY}") if self._egress is not None else ({}, "")
+            config = {
+                "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": {**env, **spec.env}, "files": dict(spec.files),
+                "egress": proxy,
+            }  # fmt: skip
+            why = await handoff.hand_over(config, died, within_s=self.config.start_timeout_s)
+            if why:
+                written = await self.engine.call("logs", self._ends.containers[sandbox_id], tail=20)
+                said = written.decode(errors="replace")
+                raise SandboxError(f"the container did not become a sandbox: {why}; it wrote: {said}", ran=Ran.NO)
         finally:
             handoff.close()
-            del self._starting[sandbox_id]
+            del self._ends.starting[sandbox_id]
 
-    async def _create(self, sandbox_id: str, body: Mapping[str, Any]) -> str:
-        name = f"agentrl-{sandbox_id}"
+    async def _create_plain(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str) -> None:
+        self._ends.starting[sandbox_id] = asyncio.get_running_loop().create_future()
         try:
-            made = await self.engine.call("create_container_from_config", body, name)
-        except SandboxError as error:
-            if not is_absent(error):
-                raise
-            await self._pull(body["Image"])
-            made = await self.engine.call("create_container_from_config", body, name)
-        container: str = made["Id"]
-        return container
-
-    async def _start(self, container: str, image: str) -> None:
-        try:
-            await self.engine.call("start", container)
-        except SandboxError as error:
-            python = self.config.python
-            if "executable file not found" in str(error) or "no such file or directory" in str(error):
-                raise Unsupported(
-                    f"image {image!r} has no {python!r}, in which sandboxd runs: add a Python of 3.7 or newer to it, "
-                    "or set sandbox.docker.python to where it is"
-                ) from error
-            raise
-
-    async def _hand_over(self, handoff: Handoff, container: str, died: asyncio.Future[str], spec: SandboxSpec) -> None:
-        """Give the container its listener and configuration, and await its ok, or its end."""
-        config = {
-            "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": dict(spec.env), "files": dict(spec.files)
-        }  # fmt: skip
-        serving = asyncio.create_task(handoff.serve(config))
-        try:
-            await asyncio.wait({serving, died}, timeout=self.config.start_timeout_s, return_when="FIRST_COMPLETED")
-            if serving.done() and (refusal := serving.result()) == "ok":
-                return
-            if serving.done() and refusal:
-                raise SandboxError(f"sandboxd could not be set up: {refusal}", blame=Blame.CALLER, ran=Ran.NO)
-            written = (await self.engine.call("logs", container, tail=20)).decode(errors="replace")
-            why = died.result() if died.done() else f"it did not serve within {self.config.start_timeout_s:.0f} s"
-            raise SandboxError(f"the container did not become a sandbox: {why}; it wrote: {written}", ran=Ran.NO)
+            await self._place(sandbox_id, spec, owner, image, None)
+            plain = self._plain[sandbox_id] = self._as_plain(
+                sandbox_id, self._ends.containers[sandbox_id], spec.workdir, spec.ttl_s
+            )
+            await plain.write_all(spec.files)
+        except NoProgram as error:
+            raise Unsupported(
+                f"image {image!r} has neither {self.config.python!r} nor `sh`: add one of them"
+            ) from error
+        except Refused as refusal:
+            raise SandboxError(f"a file could not be written: {refusal}", blame=Blame.CALLER, ran=Ran.NO) from refusal
         finally:
-            serving.cancel()
-            await asyncio.wait({serving})
+            del self._ends.starting[sandbox_id]
+
+    async def _place(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str, handoff: Path | None) -> None:
+        """Create the container and start it. NoProgram when its first program is not there."""
+        way_out = None if self._egress is None else self.folder.resolve() / "egress"
+        ours = {"controller": self._controller, "owner": owner}
+        body = creation(sandbox_id, spec, self.config, image, handoff=handoff, egress=way_out, **ours)
+        container = self._ends.containers[sandbox_id] = await self.containers.create(sandbox_id, body, self.images.pull)
+        await self.containers.start(container)
+        if spec.snapshot:
+            await self.keeper.restore(container, spec)
+
+    def _as_plain(self, sandbox_id: str, container: str, workdir: str, ttl_s: float) -> PlainSandbox:
+        journal = self.folder / f"{sandbox_id}.keys"
+        return PlainSandbox(self.engine, container, journal, workdir=workdir, ttl_s=ttl_s)
 
     async def destroy(self, sandbox_id: str) -> None:
-        container = self._containers.pop(sandbox_id, None)
-        self._causes.pop(sandbox_id, None)
-        self._oom_at.pop(sandbox_id, None)
+        container = self._ends.forget(sandbox_id)
         if container is None:
             # Also what the engine created for a request whose answer never came.
-            container = (await self._list(sandbox_id)).get(sandbox_id, {}).get("Id")
+            container = (await self.containers.list(sandbox_id)).get(sandbox_id, {}).get("Id")
         if container is not None:
-            await self._remove(container)
+            if not await self.containers.remove(container):
+                await self.keeper.tidy()
+            await self.keeper.clear()
         self._forget_files(sandbox_id)
 
-    async def _remove(self, container: str) -> None:
-        """Returns when the engine does not know it any more."""
-        deadline = time.monotonic() + REMOVAL_S
-        while True:
-            try:
-                await self.engine.call("remove_container", container, force=True, v=True)
-                return
-            except SandboxError as error:
-                if is_absent(error):
-                    return
-                # Busy: another removal of it is in progress.
-                if not is_busy(error) or time.monotonic() > deadline:
-                    raise
-                await asyncio.sleep(0.05)
-
     def _forget_files(self, sandbox_id: str) -> None:
-        for path in (self.folder / f"{sandbox_id}.sock", self.folder / f"{sandbox_id}.handoff"):
-            path.unlink(missing_ok=True)
-
-    # --- images --------------------------------------------------------------------------------
-
-    async def _pull(self, image: str) -> None:
-        if self.config.pull == "never":
-            message = f"the Docker Engine has no image {image!r}, and sandbox.docker.pull is 'never'"
-            raise SandboxError(message, blame=Blame.CALLER, ran=Ran.NO)
-        repository, colon, tag = image.rpartition(":")
-        if not colon or "/" in tag or "@" in image:
-            repository, tag = image, "" if "@" in image else "latest"
-        try:
-            await self.engine.call("pull", repository, tag=tag or None, ran=Ran.NO)
-        except SandboxError as error:
-            raise SandboxError(f"image {image!r} is not there and cannot be pulled: {error}", ran=Ran.NO) from error
-
-    async def _prefetch(self, image: str) -> None:
-        try:
-            await self.engine.call("inspect_image", image)
-        except SandboxError:
-            try:
-                await self._pull(image)
-            except SandboxError as error:
-                log.error("prefetch: %s", error)
+        plain = self._plain.pop(sandbox_id, None)
+        if plain is not None:
+            self._background(plain.close())
+        for suffix in ("sock", "handoff", "keys"):
+            (self.folder / f"{sandbox_id}.{suffix}").unlink(missing_ok=True)
 
     # --- what is there, what ended -------------------------------------------------------------
 
-    async def _list(self, sandbox_id: str = "") -> dict[str, Any]:
-        """Our containers by sandbox id, in whatever state."""
-        labels = [f"{CONTROLLER}={self._controller}", f"{SANDBOX}={sandbox_id}" if sandbox_id else SANDBOX]
-        found = await self.engine.call("containers", all=True, filters={"label": labels})
-        return {container["Labels"][SANDBOX]: container for container in found}
-
     async def inventory(self) -> Inventory:
-        await asyncio.gather(*(self._settled(i) for i in self._containers if i not in self._starting))
-        found = await self._list()
+        served = self._ends.containers.keys() - self._ends.starting.keys() - self._plain.keys()
+        await asyncio.gather(*map(self._settled, served))
+        found = await self.containers.list()
         await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] in ENDED))
         live = frozenset(i for i, c in found.items() if c["State"] not in (*ENDED, "removing"))
-        return Inventory(live=live - self._causes.keys(), ended=dict(self._causes))
+        live -= self._ends.causes.keys()
+        paused = frozenset(i for i, c in found.items() if c["State"] == "paused" and i in live)
+        return Inventory(live=live, ended=dict(self._ends.causes), paused=paused)
 
     async def _settled(self, sandbox_id: str) -> None:
         """When sandboxd has ended, wait a little for the engine to notice: it lists such a container as running."""
         deadline = time.monotonic() + NOTICE_S
-        while sandbox_id in self._containers and not listens(self._folder_fd, sandbox_id):
+        while sandbox_id in self._ends.containers and not listens(self._folder_fd, sandbox_id):
             if time.monotonic() > deadline:
                 return
             await asyncio.sleep(0.02)
@@ -277,42 +305,24 @@ class DockerBackend:
     async def _reconcile(self) -> None:
         """After a gap in the events: find out what ended meanwhile."""
         try:
-            known = set(self._containers)
+            known = set(self._ends.containers)
             found = await self.inventory()
         except SandboxError as error:
             log.warning("what ended while the Docker Engine was away is not known yet: %s", error)
             return
         for sandbox_id in known - found.live:
-            self._gone(sandbox_id, "its container was removed by somebody else")
+            self._ends.gone(sandbox_id, "its container was removed by somebody else")
+        if known - found.live:
+            await self.keeper.tidy()
 
     def _event(self, event: Mapping[str, Any]) -> None:
-        attributes = event["Actor"]["Attributes"]
-        sandbox_id = attributes[SANDBOX]
-        if self._containers.get(sandbox_id) != event["Actor"]["ID"]:
-            return
-        if event["Action"] == "oom":
-            self._oom_at[sandbox_id] = time.monotonic()
-            return
-        oom = time.monotonic() - self._oom_at.get(sandbox_id, -OOM_S) < OOM_S
-        self._gone(sandbox_id, cause_of(int(attributes["exitCode"]), oom=oom))
-        self._background(self._cleared(sandbox_id, event["Actor"]["ID"]))
-
-    def _gone(self, sandbox_id: str, cause: str) -> None:
-        starting = self._starting.get(sandbox_id)
-        if starting is not None:
-            # Whoever creates it reads its logs, and destroys it.
-            if not starting.done():
-                starting.set_result(cause)
-        elif self._containers.pop(sandbox_id, None) is not None:
-            self._causes[sandbox_id] = cause
-            self._oom_at.pop(sandbox_id, None)
-            if len(self._causes) > KEPT_CAUSES:
-                self._causes.popitem(last=False)
-            self._ended(sandbox_id, cause)
+        ended = self._ends.event(event)
+        if ended is not None:
+            self._background(self._cleared(*ended))
 
     async def _buried(self, sandbox_id: str, container: str) -> None:
         """Take down why a container of ours ended, then remove it."""
-        if sandbox_id in self._starting:
+        if sandbox_id in self._ends.starting:
             return
         try:
             state = (await self.engine.call("inspect_container", container))["State"]
@@ -321,14 +331,16 @@ class DockerBackend:
                 return
             raise
         started = state["Status"] in ENDED
-        self._gone(sandbox_id, state_cause(state) if started else "the controller ended while creating it")
+        self._ends.gone(sandbox_id, state_cause(state) if started else "the controller ended while creating it")
         await self._cleared(sandbox_id, container)
 
     async def _cleared(self, sandbox_id: str, container: str) -> None:
-        if sandbox_id in self._starting:
+        if sandbox_id in self._ends.starting:
             return
         try:
-            await self._remove(container)
+            if not await self.containers.remove(container):
+                # Whoever removed it may have left its volumes.
+                await self.keeper.tidy()
         except SandboxError as error:
             log.warning("the ended container of sandbox %s is not removed yet: %s", sandbox_id, error)
         self._forget_files(sandbox_id)
@@ -336,6 +348,10 @@ class DockerBackend:
     # --- the rest ------------------------------------------------------------------------------
 
     def channel(self, sandbox_id: str) -> Channel:
+        plain = self._plain.get(sandbox_id)
+        if plain is not None:
+            return PlainChannel(sandbox_id, plain)
+
         async def connect() -> Stream:
             # Reached through the descriptor, a socket's address stays short however long the folder's path is.
             return await asyncio.open_unix_connection(f"/proc/self/fd/{self._folder_fd}/{sandbox_id}.sock")
@@ -343,13 +359,26 @@ class DockerBackend:
         return Channel(sandbox_id, connect)
 
     async def pause(self, sandbox_id: str) -> None:
-        await self.engine.call("pause", self._container(sandbox_id))
+        await self._turn("pause", sandbox_id, "already paused")
 
     async def resume(self, sandbox_id: str) -> None:
-        await self.engine.call("unpause", self._container(sandbox_id))
+        await self._turn("unpause", sandbox_id, "not paused")
+
+    async def _turn(self, how: str, sandbox_id: str, done: str) -> None:
+        try:
+            await self.engine.call(how, self._container(sandbox_id))
+        except SandboxError as error:
+            if done not in error.message:
+                raise
+
+    async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None:
+        await self.keeper.keep(self._container(sandbox_id), snapshot_id)
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        await self.keeper.forget(snapshot_id)
 
     def _container(self, sandbox_id: str) -> str:
-        container = self._containers.get(sandbox_id)
+        container = self._ends.containers.get(sandbox_id)
         if container is None:
             raise SandboxError(f"sandbox {sandbox_id} has no container", ran=Ran.NO)
         return container

@@ -1,7 +1,7 @@
 """What a sandbox is as a container, and what a container's end means: pure functions. Used by `backend`.
 
-Invariant: a container has its labels from its creation on, no capability, no more than its limits, and nothing of
-the host's but the runtime, read-only.
+Invariant: a container has its labels from its creation on, no capability but what sandboxd keeps to itself, no more
+than its limits, and nothing of the host's but the runtime, read-only.
 """
 
 from __future__ import annotations
@@ -15,14 +15,24 @@ import sandbox.runtime
 from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, Ran, SandboxError
 from agentrl.core.types import SandboxSpec
+from sandbox.backends.docker.scripts import INIT, STATE
 from sandbox.runtime.handoff import PATH
 from sandbox.runtime.sandboxd import LEASE_ENDED
 
-CONTROLLER, SANDBOX = "agentrl.controller", "agentrl.sandbox"
-"""Labels: whose container it is, and which sandbox."""
+CONTROLLER, SANDBOX, OWNER = "agentrl.controller", "agentrl.sandbox", "agentrl.owner"
+"""Labels: whose container it is, which sandbox, and for whom."""
+SNAPSHOT = "agentrl.snapshot"
+"""Label of images: which snapshot they are."""
+PLAIN, WORKDIR, TTL = "agentrl.plain", "agentrl.workdir", "agentrl.ttl"
+"""Labels of containers without sandboxd, and what a later controller must know of them."""
+PLAIN_PIDS = 8
+"""What the processes around commands may take there, beside those of the task."""
 INSIDE = posixpath.dirname(PATH)
+EGRESS, PROXY = f"{INSIDE}/egress", "proxy.sock"
+"""The folder with the way out, and its socket there."""
 START = f"import sys; sys.path.insert(0, {INSIDE!r}); from sandbox.runtime.handoff import main; main()"
 MIB = 1 << 20
+QUOTA_DRIVERS = ("btrfs", "zfs", "devicemapper", "windowsfilter")
 
 
 def image_of(spec: SandboxSpec, config: DockerConfig) -> str:
@@ -33,20 +43,68 @@ def image_of(spec: SandboxSpec, config: DockerConfig) -> str:
     return image
 
 
-def creation(sandbox_id: str, spec: SandboxSpec, config: DockerConfig, *, controller: str, handoff: Path) -> Any:
-    """The body of the engine's request to create it."""
-    # -I and -S: nothing of the image's environment or site directories reaches the runtime.
-    return {
-        "Image": image_of(spec, config),
-        "Entrypoint": [config.python, "-I", "-S", "-c", START],
+def volumes(spec: SandboxSpec) -> tuple[str, ...]:
+    """What is a volume in memory, where nothing else may be written to."""
+    return tuple(dict.fromkeys((spec.workdir.rstrip("/") or "/", "/tmp")))
+
+
+def creation(
+    sandbox_id: str, spec: SandboxSpec, config: DockerConfig, image: str, *, controller: str, owner: str,
+    handoff: Path | None, egress: Path | None = None,
+) -> Any:  # fmt: skip
+    """The body of the engine's request to create it: with sandboxd, or without when nothing is to be handed over."""
+    host = {**_limits(spec, config), **_walls(config)}
+    if config.disk == "tmpfs":
+        host["Mounts"] = [_volume(path, spec.limits.disk_mb, controller) for path in volumes(spec)]
+    body: dict[str, Any] = {
+        "Image": image,
         "Cmd": [],
         "User": "0:0",
         "Hostname": "sandbox",
         "WorkingDir": "/",
         "StopTimeout": 1,  # of an engine that stops, since an init is deaf to TERM
-        "Labels": {CONTROLLER: controller, SANDBOX: sandbox_id},
-        "HostConfig": {**_limits(spec, config), **_walls(config, handoff)},
+        "Labels": {CONTROLLER: controller, SANDBOX: sandbox_id, OWNER: owner},
+        "HostConfig": host,
     }
+    if handoff is None:
+        return _plain(body, spec)
+    if config.users:
+        # For sandboxd, which gives up SETPCAP at once, and of the others passes nothing on to commands.
+        host["CapAdd"] = ["SETUID", "SETGID", "KILL", "SETPCAP"]
+    runtime = Path(sandbox.runtime.__file__).parent
+    host["Mounts"] = [
+        *host.get("Mounts", ()),
+        {"Type": "bind", "Source": str(runtime), "Target": f"{INSIDE}/sandbox/runtime", "ReadOnly": True},
+        {"Type": "bind", "Source": str(handoff), "Target": PATH, "ReadOnly": True},
+    ]
+    if egress is not None:
+        host["Mounts"].append({"Type": "bind", "Source": str(egress), "Target": EGRESS, "ReadOnly": True})
+    # -I and -S: nothing of the image's environment or site directories reaches the runtime.
+    return body | {"Entrypoint": [config.python, "-I", "-S", "-c", START]}
+
+
+def _plain(body: dict[str, Any], spec: SandboxSpec) -> dict[str, Any]:
+    host = body["HostConfig"]
+    host["PidsLimit"] += PLAIN_PIDS
+    host["Tmpfs"] = {STATE: "rw,noexec,nosuid,nodev,mode=0700,size=1m"}
+    body["Labels"] |= {PLAIN: "1", WORKDIR: spec.workdir, TTL: str(spec.ttl_s)}
+    return body | {
+        "Entrypoint": ["sh", "-c", INIT, "agentrl", str(int(spec.ttl_s * 100))],
+        "Env": [f"{name}={value}" for name, value in {"HOME": spec.workdir, **spec.env}.items()],
+        "WorkingDir": spec.workdir,
+        "OpenStdin": True,  # what its init waits on
+    }
+
+
+def without_quotas(info: Mapping[str, Any]) -> str:
+    """Why an engine cannot limit a container's writable layer, from what it says of itself; "" when it can."""
+    driver, facts = info["Driver"], dict(pair for pair in info.get("DriverStatus") or () if len(pair) == 2)
+    if driver in QUOTA_DRIVERS:
+        return ""
+    on = facts.get("Backing Filesystem", "an unknown file system")
+    if driver == "overlay2" and on == "xfs":
+        return ""  # and mounted with pquota, which only a creation shows
+    return f"the engine's storage driver {driver} on {on} has no quotas: overlay2 has them on xfs mounted with pquota"
 
 
 def _limits(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
@@ -61,25 +119,29 @@ def _limits(spec: SandboxSpec, config: DockerConfig) -> dict[str, Any]:
         "LogConfig": {"Type": "json-file", "Config": {"max-size": "64k", "max-file": "1"}},
     }
     if config.disk == "tmpfs":
-        options = f"rw,exec,nosuid,nodev,mode=1777,size={disk}"
-        found |= {"ReadonlyRootfs": True, "Tmpfs": {spec.workdir: options, "/tmp": options}}
+        found["ReadonlyRootfs"] = True
     elif config.disk == "quota":
         found["StorageOpt"] = {"size": disk}
     return found
 
 
-def _walls(config: DockerConfig, handoff: Path) -> dict[str, Any]:
-    runtime = Path(sandbox.runtime.__file__).parent
+def _volume(path: str, size_mb: int, controller: str) -> dict[str, Any]:
+    """Unlike the engine's own tmpfs, a volume can be archived from outside; it is removed with its container."""
+    options = {"type": "tmpfs", "device": "tmpfs", "o": f"nosuid,nodev,mode=1777,size={size_mb}m"}
+    driver = {"Name": "local", "Options": options}
+    return {
+        "Type": "volume", "Target": path,
+        "VolumeOptions": {"NoCopy": True, "DriverConfig": driver, "Labels": {CONTROLLER: controller}},
+    }  # fmt: skip
+
+
+def _walls(config: DockerConfig) -> dict[str, Any]:
     return {
         "NetworkMode": config.network,
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges"],
         "IpcMode": "private",
         "Runtime": config.runtime,
-        "Mounts": [
-            {"Type": "bind", "Source": str(runtime), "Target": f"{INSIDE}/sandbox/runtime", "ReadOnly": True},
-            {"Type": "bind", "Source": str(handoff), "Target": PATH, "ReadOnly": True},
-        ],
     }
 
 

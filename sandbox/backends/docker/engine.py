@@ -49,10 +49,14 @@ class Engine:
         self._errors = docker.errors
         options = {"base_url": host} if host else docker.utils.kwargs_from_env()
         self.host = options.get("base_url") or "unix:///var/run/docker.sock"
+        self.tls = "tls" in options
+        self.version = ""
+        """Of the engine's API."""
         self._open: Callable[..., Any] = functools.partial(docker.APIClient, **options, max_pool_size=THREADS)
         try:
             self._knock()
             self._client = self._open(timeout=CALL_S)
+            self.version = self._client.api_version
         except (docker.errors.DockerException, OSError) as error:
             raise ConfigError(f"no Docker Engine answers at {self.host}: {error}") from error
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="docker")
@@ -64,6 +68,23 @@ class Engine:
         """One method of `docker.APIClient`; `ran` is what a failure says when the engine may have acted."""
         work = functools.partial(self._call, method, args, kwargs, ran)
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def stream(self, method: str, each: Callable[[Any], Any], *args: Any, **kwargs: Any) -> Any:
+        """As `call`, for methods that return pieces: `each` gets them in a thread. Returns what comes beside them."""
+        work = functools.partial(self._consume, method, each, args, kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _consume(
+        self, method: str, each: Callable[[Any], Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        found = self._call(method, args, kwargs, Ran.MAYBE)
+        pieces, beside = found if isinstance(found, tuple) else (found, None)
+        try:
+            for piece in pieces:
+                each(piece)
+        except (self._errors.DockerException, OSError) as error:
+            raise SandboxError(f"the Docker Engine at {self.host} broke off {method}: {error}") from error
+        return beside
 
     def _knock(self) -> None:
         """OSError when the engine's socket takes no connection: the package would leave its own socket open then."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agentrl.core.errors import Blame, Ran, SandboxError
 from sandbox.runtime.handoff import SIZE
 
 
@@ -32,7 +33,24 @@ class Handoff:
             self._listener.close()
             raise
 
-    async def serve(self, config: Mapping[str, Any]) -> str:
+    async def hand_over(self, config: Mapping[str, Any], died: asyncio.Future[str], *, within_s: float) -> str:
+        """Give the container its listener and configuration. Returns "" when it serves, or why it does not.
+
+        SandboxError when it cannot be set up as it is asked to be.
+        """
+        serving = asyncio.create_task(self._serve(config))
+        try:
+            await asyncio.wait({serving, died}, timeout=within_s, return_when="FIRST_COMPLETED")
+            if serving.done() and (refusal := serving.result()):
+                if refusal == "ok":
+                    return ""
+                raise SandboxError(f"sandboxd could not be set up: {refusal}", blame=Blame.CALLER, ran=Ran.NO)
+            return died.result() if died.done() else f"it did not serve within {within_s:.0f} s"
+        finally:
+            serving.cancel()
+            await asyncio.wait({serving})
+
+    async def _serve(self, config: Mapping[str, Any]) -> str:
         """Hand over to whoever connects. Returns `ok`, what went wrong, or "" when the other side died."""
         loop = asyncio.get_running_loop()
         peer, _ = await loop.sock_accept(self._door)
@@ -50,9 +68,9 @@ class Handoff:
             return answer.decode(errors="replace")
 
     def close(self) -> None:
+        """The door's file stays, as a socket that nobody listens on: the engine wants to find what it mounted."""
         self._listener.close()
         self._door.close()
-        self.path.unlink(missing_ok=True)
 
 
 def listens(folder_fd: int, sandbox_id: str) -> bool:

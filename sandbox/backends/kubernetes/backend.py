@@ -30,18 +30,20 @@ from agentrl.core.errors import (
 )
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
-from sandbox.backends.kubernetes import manifests, pods
+from sandbox.backends.kubernetes import manifests, pods, probe
 from sandbox.backends.kubernetes.cluster import Cluster, Object, pause_between_tries
+from sandbox.backends.kubernetes.reach import Reach
 from sandbox.backends.kubernetes.watch import PodWatch
 from sandbox.channel import Channel, Stream
 
 log = logging.getLogger(__name__)
 
 NETWORKING = "networking.k8s.io/v1"
-GRACE = {"gracePeriodSeconds": "1"}
+GRACE_S = 1
 FORCE_AFTER_S = 30.0
 """Seconds that a node has to confirm a deletion before the pod is removed without it."""
-CONNECT_S = 5.0
+END_S = 1.0
+"""Seconds that a runtime has to end itself; its pod is being deleted anyway."""
 CONFLICTS = 6
 """Times that a deletion is tried against conflicts."""
 KEPT_CAUSES = 10_000
@@ -56,6 +58,7 @@ class KubernetesBackend:
         self.isolation = config.runtime_class or "containers"
         self._cluster: Cluster | None = None
         self._watch: PodWatch | None = None
+        self._reach = Reach(config)
         self._owner_uid = ""
         self._runtime: Object = {}
         self._ended: Ended = lambda sandbox_id, cause: None
@@ -75,7 +78,11 @@ class KubernetesBackend:
             await self._prepare(cluster)
             self._watch = PodWatch(cluster, manifests.selector(config.controller), self._changed)
             await self._watch.start()
+            if self._require_isolation and not config.egress:
+                await self._try_network()
         except BaseException:
+            if self._watch is not None:
+                await self._watch.stop()
             self._cluster = self._watch = None
             await cluster.close()
             raise
@@ -100,6 +107,25 @@ class KubernetesBackend:
             if self._require_isolation:
                 raise ConfigError(f"sandbox.require_isolation is set, but the NetworkPolicy: {error}") from error
             log.warning("SANDBOXES HAVE NO NETWORK POLICY and may reach what pods reach: %s", error)
+
+    async def _try_network(self) -> None:
+        """By a pod of its own: ConfigError when it comes out."""
+        _, watch = self._connected()
+        name = f"probe-{secrets.token_hex(4)}"
+        try:
+            await self.create(name, SandboxSpec(), "")
+            channel, address = self.channel(name), pods.address(watch.pods[name])
+            try:
+                out = address is not None and await probe.reaches_us(channel, address, self._config.python)
+            finally:
+                channel.close()
+        finally:
+            await self.destroy(name)
+        if out:
+            raise ConfigError(
+                "sandbox.require_isolation is set, but a pod connected to the controller: this cluster's network does "
+                "not enforce NetworkPolicies. Give it one that does, or unset require_isolation"
+            )
 
     async def _ensure(self, cluster: Cluster, what: str, wanted: Object, *, group: str = "") -> Object:
         """Create an object, or bring the one of that name to what is wanted."""
@@ -127,6 +153,7 @@ class KubernetesBackend:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._reach.close()
         await watch.stop()
         await cluster.close()
         self._cluster = self._watch = None
@@ -138,13 +165,15 @@ class KubernetesBackend:
 
     # --- sandboxes -----------------------------------------------------------------------------
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+    async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
+        if spec.snapshot:
+            raise Unsupported("Kubernetes makes no snapshots of pods to begin from")
         if not (spec.image or self._config.image):
             raise Unsupported("the spec names no image and sandbox.kubernetes.image is not set")
         cluster, watch = self._connected()
         manifest = manifests.pod(
             sandbox_id, spec, config=self._config, owner_uid=self._owner_uid, runtime_map=self._runtime,
-            token=secrets.token_urlsafe(24),
+            token=secrets.token_urlsafe(24), owner=owner,
         )  # fmt: skip
         reply = await cluster.call("POST", "pods", body=manifest, allow=(409,))
         if reply.status == 409:
@@ -165,19 +194,23 @@ class KubernetesBackend:
         self._destroying.add(sandbox_id)
         try:
             known = watch.pods.get(sandbox_id)
-            graceful = known is None or not pods.node_is_gone(known)
-            if not (graceful and await self._deleted(sandbox_id, GRACE)):
+            # A pod that cannot start has nothing that its node could end, and a lost node ends nothing.
+            graceful = known is None or not (pods.node_is_gone(known) or pods.broken(known))
+            if graceful and not await self._deleted(sandbox_id, GRACE_S):
                 log.warning("pod %s: its node does not confirm the deletion, so it is removed without", sandbox_id)
-                await self._deleted(sandbox_id, {"gracePeriodSeconds": "0"})
+                graceful = False
+            if not graceful:
+                await self._deleted(sandbox_id, 0)
                 watch.forget(sandbox_id)
         finally:
             pod = watch.pods.get(sandbox_id)
             if pod is None or not pods.dead(pod):
                 self._destroying.discard(sandbox_id)
 
-    async def _deleted(self, sandbox_id: str, query: dict[str, str]) -> bool:
-        """Delete a pod and wait until it is gone; False when its node takes too long."""
+    async def _deleted(self, sandbox_id: str, grace_s: int) -> bool:
+        """Delete a pod and wait until nothing of it runs; False when its node is slow. 0: do not ask it."""
         cluster, watch = self._connected()
+        query, watched = {"gracePeriodSeconds": str(grace_s)}, sandbox_id in watch.pods
         for attempt in range(CONFLICTS):
             reply = await cluster.call("DELETE", f"pods/{sandbox_id}", query=query, allow=(404, 409))
             if reply.status != 409:
@@ -187,12 +220,25 @@ class KubernetesBackend:
         if reply.status == 404:
             watch.forget(sandbox_id)
             return True
-        if reply.body.get("kind") == "Pod":
+        # What the watch knew may be gone by now, and would never go again; so may a pod that never got a node.
+        if not watched and reply.body.get("metadata", {}).get("deletionGracePeriodSeconds"):
             watch.learned(reply.body)
+        if grace_s:
+            await self._told_to_end(sandbox_id)
         try:
             return await watch.until(sandbox_id, pods.dead, FORCE_AFTER_S)
         except TimeoutError:
             return False
+
+    async def _told_to_end(self, sandbox_id: str) -> None:
+        """Its runtime ends everything at once; what cannot be reached waits for the kubelet's KILL."""
+        channel = self.channel(sandbox_id)
+        try:
+            await channel.request("POST", "/end", timeout_s=END_S)
+        except ServiceUnavailable as error:
+            log.debug("pod %s: as asked, %s", sandbox_id, error)
+        finally:
+            channel.close()
 
     async def inventory(self) -> Inventory:
         _, watch = self._connected()
@@ -201,7 +247,7 @@ class KubernetesBackend:
         return Inventory(live=frozenset(live), ended=dict(self._causes))
 
     def channel(self, sandbox_id: str) -> Channel:
-        _, watch = self._connected()
+        cluster, watch = self._connected()
         made = watch.pods.get(sandbox_id)
 
         async def connect() -> Stream:
@@ -209,8 +255,7 @@ class KubernetesBackend:
             host = pods.address(pod) if pod is not None else None
             if host is None:
                 raise ConnectionError("its pod does not run")
-            async with asyncio.timeout(CONNECT_S):
-                return await asyncio.open_connection(host, manifests.PORT)
+            return await self._reach.connect(cluster, sandbox_id, host)
 
         return Channel(sandbox_id, connect, token=pods.token(made) if made is not None else "")
 
@@ -219,6 +264,12 @@ class KubernetesBackend:
 
     async def resume(self, sandbox_id: str) -> None:
         raise Unsupported("Kubernetes cannot resume a pod")
+
+    async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None:
+        raise Unsupported("Kubernetes makes no snapshots of pods")
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        """There are none."""
 
     # --- how a pod comes to serve --------------------------------------------------------------
 
@@ -229,6 +280,8 @@ class KubernetesBackend:
         def progress(pod: Object | None) -> str | None:
             if pod is None:
                 raise SandboxError(f"pod {sandbox_id} was deleted before it ran", ran=Ran.NO)
+            if (lacking := pods.lacks_interpreter(pod)) is not None:
+                raise Unsupported(f"the image has no {self._config.python}, which sandboxes need: {lacking}")
             why = pods.ended(pod) or pods.broken(pod)
             if why is not None:
                 raise SandboxError(f"pod {sandbox_id} did not start: {why}", ran=Ran.NO)

@@ -75,6 +75,8 @@ class Cluster:
 
     async def close(self) -> None:
         await self._client.close()
+        # Connections that were aborted end in the loop's next turn.
+        await asyncio.sleep(0)
 
     @asynccontextmanager
     async def _sent(
@@ -100,6 +102,9 @@ class Cluster:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ServiceUnavailable(f"{what}: {type(error).__name__}: {error}", ran=ran) from error
         finally:
+            # Unread to its end, e.g. a watch: closed gently, TLS would wait for the server's word.
+            if response.connection is not None and response.connection.transport is not None:
+                response.connection.transport.abort()
             response.close()
 
     async def call(
@@ -126,6 +131,26 @@ class Cluster:
         if response.status >= 300 and response.status not in allow:
             raise _error(response.status, found, f"{method} {path}")
         return Reply(response.status, found)
+
+    async def websocket(
+        self, what: str, query: Iterable[tuple[str, str]], protocols: Iterable[str]
+    ) -> aiohttp.ClientWebSocketResponse:
+        """A connection of messages, e.g. `pods/NAME/exec`, in the first of the protocols that the server speaks."""
+        path = self.path(what)
+        _, url, headers, _, _ = await self._client.param_serialize(
+            "GET", path, query_params=list(query), header_params={}, auth_settings=["BearerToken"]
+        )
+        rest = self._client.rest_client
+        timeout = aiohttp.ClientWSTimeout(ws_close=1.0)
+        try:
+            made: aiohttp.ClientWebSocketResponse = await rest.pool_manager.ws_connect(
+                url, headers=headers, protocols=tuple(protocols), timeout=timeout, proxy=rest.proxy, max_msg_size=0
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            raise _error(error.status, {"message": error.message}, f"GET {path}") from error
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise ServiceUnavailable(f"Kubernetes, GET {path}: {type(error).__name__}: {error}", ran=Ran.NO) from error
+        return made
 
     def path(self, what: str, group: str = "") -> str:
         return f"{f'/apis/{group}' if group else '/api/v1'}/namespaces/{self.namespace}/{what}"

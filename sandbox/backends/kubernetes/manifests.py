@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sandbox.backends.kubernetes.cluster import Object
 PORT = 4170
 """Where sandboxd serves in its pod."""
 TOKEN = "SANDBOXD_TOKEN"
+OWNER = "agentrl/owner"
 RUNTIME = "/run/agentrl"
 """Where a pod sees the runtime, read-only."""
 CONTAINER = "sandbox"
@@ -51,10 +53,11 @@ def owner(controller: str) -> Object:
 
 
 def runtime(controller: str, owner_uid: str) -> Object:
-    """The ConfigMap with the runtime's files, named by their content: pods of another version keep theirs."""
+    """The ConfigMap with the runtime's files, named by their content, since pods of another version keep theirs, and
+    by its owner: that of an owner before is being collected."""
     folder = Path(sandbox.runtime.__file__).parent
     files = {f"sandbox.runtime.{path.stem}.py": path.read_text() for path in sorted(folder.glob("*.py"))}
-    digest = hashlib.sha256(json.dumps(files).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(json.dumps([owner_uid, files]).encode()).hexdigest()[:12]
     made = _object("v1", "ConfigMap", f"agentrl-runtime-{controller}-{digest}", controller, owner_uid)
     return made | {"data": files, "immutable": True}
 
@@ -76,15 +79,27 @@ def network_policy(controller: str, owner_uid: str, config: KubernetesConfig) ->
 
 
 def pod(
-    name: str, spec: SandboxSpec, *, config: KubernetesConfig, owner_uid: str, runtime_map: Object, token: str
+    name: str,
+    spec: SandboxSpec,
+    *,
+    config: KubernetesConfig,
+    owner_uid: str,
+    runtime_map: Object,
+    token: str,
+    owner: str = "",
 ) -> Object:
-    """One sandbox."""
+    """One sandbox; `owner` is whose it is, for people who look for it."""
     made = _object("v1", "Pod", name, config.controller, owner_uid)
+    if owner:
+        made["metadata"]["annotations"] = {OWNER: owner}
+        made["metadata"]["labels"][OWNER] = _as_label(owner)
     identity = {"metadata": made["metadata"]}
     volumes: list[Object] = [{"name": "runtime", "configMap": _files(runtime_map)}]
     if config.user == "own":
-        size = f"{spec.limits.disk_mb}Mi"
-        volumes += [{"name": volume, "emptyDir": {"sizeLimit": size}} for volume in _writable(spec)]
+        volume: Object = {"sizeLimit": f"{spec.limits.disk_mb}Mi"} | (
+            {"medium": "Memory"} if _in_memory(config) else {}
+        )
+        volumes += [{"name": name, "emptyDir": volume} for name in _writable(spec)]
     made["spec"] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
@@ -119,7 +134,9 @@ def merge(base: Any, over: Any) -> Any:
 
 
 def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: str) -> Object:
-    runtime_config = {"port": PORT, "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": dict(spec.env)}
+    runtime_config: Object = {"port": PORT, "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": dict(spec.env)}
+    if _in_memory(config):
+        runtime_config["volume_mb"] = spec.limits.disk_mb
     own = config.user == "own"
     pids = spec.limits.pids if own else 0
     security: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -135,15 +152,19 @@ def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: st
         "command": [config.python, "-I", "-B", "-c", START, json.dumps(runtime_config), str(pids)],
         "env": [{"name": TOKEN, "value": token}],
         "ports": [{"containerPort": PORT}],
-        "resources": _resources(spec, config.request_share),
+        "resources": _resources(spec, config),
         "securityContext": security,
         "volumeMounts": mounts,
+        # A runtime that cannot start has said why.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
     }
 
 
-def _resources(spec: SandboxSpec, share: float) -> Object:
-    limits = spec.limits
-    amounts = {"cpu": limits.cpus * 1000, "memory": limits.memory_mb, "ephemeral-storage": limits.disk_mb}
+def _resources(spec: SandboxSpec, config: KubernetesConfig) -> Object:
+    limits, share = spec.limits, config.request_share
+    # Files in memory count as memory of the container; they are paid from the disk limit.
+    memory = limits.memory_mb + (limits.disk_mb if _in_memory(config) else 0)
+    amounts = {"cpu": limits.cpus * 1000, "memory": memory, "ephemeral-storage": limits.disk_mb}
     units = {"cpu": "m", "memory": "Mi", "ephemeral-storage": "Mi"}
     return {
         "limits": {kind: f"{round(amount)}{units[kind]}" for kind, amount in amounts.items()},
@@ -151,9 +172,18 @@ def _resources(spec: SandboxSpec, share: float) -> Object:
     }
 
 
+def _in_memory(config: KubernetesConfig) -> bool:
+    return config.user == "own" and config.disk == "tmpfs"
+
+
 def _writable(spec: SandboxSpec) -> dict[str, str]:
     """Volume to path of what a sandbox may write."""
     return {"work": spec.workdir} if spec.workdir.rstrip("/") == "/tmp" else {"work": spec.workdir, "tmp": "/tmp"}
+
+
+def _as_label(text: str) -> str:
+    """The nearest that a label's value may be."""
+    return re.sub(r"[^A-Za-z0-9._-]", ".", text)[:63].strip("._-")
 
 
 def _files(runtime_map: Object) -> Object:

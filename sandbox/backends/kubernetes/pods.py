@@ -16,7 +16,11 @@ BROKEN = frozenset(
     }
 )  # fmt: skip
 """Reasons for which a container waits in vain."""
-NODE_GONE = frozenset({"NodeLost", "DeletionByTaintManager", "TaintManagerEviction"})
+NO_PROGRAM = ("executable file not found", "no such file or directory")
+"""As runc and its like word it."""
+SAID = 400
+"""Characters of a container's last words that a cause quotes."""
+NODE_GONE = frozenset({"NodeLost", "NodeNotReady", "DeletionByTaintManager", "TaintManagerEviction"})
 """Reasons that mean: nobody is left on the node to confirm that the pod ended."""
 
 
@@ -49,6 +53,12 @@ def broken(pod: Object) -> str | None:
     if waiting.get("reason") in BROKEN:
         return f"{waiting['reason']}: {waiting.get('message', 'no further reason given')}"
     return None
+
+
+def lacks_interpreter(pod: Object) -> str | None:
+    """What the container runtime says when the image has no such program to execute."""
+    message = str(_container(pod).get("terminated", {}).get("message", ""))
+    return message if "exec" in message and any(sign in message for sign in NO_PROGRAM) else None
 
 
 def unschedulable(pod: Object) -> str | None:
@@ -89,14 +99,17 @@ def _container(pod: Object) -> Object:
 
 
 def _reason(pod: Object) -> str:
-    """The pod's own reason, or else, since 1.26, that of its disruption."""
+    """The pod's own reason, or else that of its disruption (since 1.26), or what its conditions come to (before)."""
     status = pod.get("status", {})
     if status.get("reason"):
         return str(status["reason"])
-    for condition in status.get("conditions", ()):
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            return str(condition.get("reason", ""))
-    return ""
+    conditions = {condition["type"]: condition for condition in status.get("conditions", ())}
+    disruption = conditions.get("DisruptionTarget", {})
+    if disruption.get("status") == "True":
+        return str(disruption.get("reason", ""))
+    # A kubelet says both at once; only for a silent one somebody else says the first.
+    ready = [conditions.get(kind, {}).get("status") for kind in ("Ready", "ContainersReady")]
+    return "NodeNotReady" if "deletionTimestamp" in pod["metadata"] and ready == ["False", "True"] else ""
 
 
 def _cause(pod: Object, reason: str) -> str:
@@ -116,4 +129,7 @@ def _terminated(state: Object) -> str:
         return "its pod ran out of memory (OOMKilled)"
     if state.get("exitCode") == LEASE_ENDED:
         return "the lease ended"
-    return f"its container ended with {state.get('exitCode')} ({state.get('reason', 'no reason')})"
+    said = str(state.get("message", "")).strip()[-SAID:]
+    return (
+        f"its container ended with {state.get('exitCode')} ({state.get('reason', 'no reason')}){said and f': {said}'}"
+    )

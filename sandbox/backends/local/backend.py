@@ -17,23 +17,37 @@ from typing import Any
 from agentrl.core.errors import ConfigError, Ran, SandboxError, Unsupported
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
-from sandbox.backends.local.forkserver import SOCKET
+from sandbox.backends.local.birth import EGRESS, PROXY
+from sandbox.backends.local.peers import SOCKET
 from sandbox.channel import Channel, Stream
+from sandbox.egress import EgressProxy, environment
 
 log = logging.getLogger(__name__)
 
 LINE = 64 << 20
 """Longest answer of the fork server, in bytes: an inventory of everything."""
+ASK_S = 60.0
+"""How long the fork server may take to answer."""
 
 
 class LocalBackend:
     """Sandboxes as forks on this machine."""
 
-    def __init__(self, folder: Path, *, require_isolation: bool = False, idle_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        require_isolation: bool = False,
+        require_cgroups: bool = False,
+        idle_s: float = 60.0,
+        ask_s: float = ASK_S,
+        egress: EgressProxy | None = None,
+    ) -> None:
         self.folder = folder
+        self._egress = egress
         self.isolation = "unknown"
-        self._require_isolation = require_isolation
-        self._idle_s = idle_s
+        self._require_isolation, self._require_cgroups = require_isolation, require_cgroups
+        self._idle_s, self._ask_s = idle_s, ask_s
         self._folder_fd = -1
         self._writer: asyncio.StreamWriter | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -51,25 +65,41 @@ class LocalBackend:
         await self._connect()
         hello = await self._ask("list")
         self._placed = set(hello["live"])
-        why = hello["why_not"]
-        self.isolation = "none" if why else "namespaces"
-        if hello["why_no_cgroups"]:
-            log.warning(
-                "sandboxes have no cgroups (%s): memory is limited for each process only, CPU not at all, and a kill "
-                "for lack of memory is reported as SIGNALED",
-                hello["why_no_cgroups"],
-            )
-        if why and self._require_isolation:
+        try:
+            self._judge(hello["why_not"], hello["why_no_cgroups"])
+            if self._egress is not None:
+                (self.folder / EGRESS).mkdir(exist_ok=True)
+                await self._egress.start(f"/proc/self/fd/{self._folder_fd}/{EGRESS}/{PROXY}")
+        except BaseException:
             await self.stop()
+            raise
+
+    def _judge(self, why_not: str, why_no_cgroups: str) -> None:
+        """Say loudly what this kernel does not give us, or refuse to go on without it."""
+        self.isolation = "none" if why_not else "namespaces, no cgroups" if why_no_cgroups else "namespaces"
+        if why_no_cgroups and self._require_cgroups:
             raise ConfigError(
-                f"sandbox.require_isolation is set, but this kernel allows no namespaces ({why}): "
+                f"sandbox.require_cgroups is set, but there are none ({why_no_cgroups}): "
+                "run as root, or have a cgroup delegated to this user, or use the docker backend"
+            )
+        if why_no_cgroups:
+            log.warning(
+                "SANDBOXES HAVE NO CGROUPS (%s): memory is limited for each process only, CPU not at all, and a kill "
+                "for lack of memory is reported as SIGNALED. Set sandbox.require_cgroups to refuse this.",
+                why_no_cgroups,
+            )
+        if why_not and self._egress is not None:
+            raise ConfigError(f"sandbox.egress needs namespaces, and this kernel allows none ({why_not})")
+        if why_not and self._require_isolation:
+            raise ConfigError(
+                f"sandbox.require_isolation is set, but this kernel allows no namespaces ({why_not}): "
                 "run as root or allow unprivileged user namespaces, or use the docker backend"
             )
-        if why:
+        if why_not:
             log.warning(
                 "SANDBOXES ARE NOT ISOLATED: this kernel allows no namespaces (%s). Commands run as this user, with "
                 "the network and with every file this user can read. Set sandbox.require_isolation to refuse this.",
-                why,
+                why_not,
             )
 
     async def _connect(self) -> None:
@@ -132,16 +162,28 @@ class LocalBackend:
         self._seq += 1
         waiter: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._asked[self._seq] = waiter
-        self._writer.write(json.dumps({"seq": self._seq, "op": op, **fields}).encode() + b"\n")
-        answer = await waiter
+        seq = self._seq
+        self._writer.write(json.dumps({"seq": seq, "op": op, **fields}).encode() + b"\n")
+        try:
+            async with asyncio.timeout(self._ask_s):
+                answer = await waiter
+        except TimeoutError:
+            message = (
+                f"the fork server has not answered {op!r} for {self._ask_s:.0f} s: look at its log in {self.folder}"
+            )
+            raise SandboxError(message, ran=Ran.MAYBE, retryable=True) from None
+        finally:
+            self._asked.pop(seq, None)
         if answer.get("error"):
             raise SandboxError(f"local backend, {op} {fields.get('id', '')}: {answer['error']}", ran=Ran.NO)
         return answer
 
-    async def create(self, sandbox_id: str, spec: SandboxSpec) -> None:
+    async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
         if spec.image:
             raise Unsupported(f"the local backend has no images, but the spec asks for {spec.image!r}")
-        await self._ask("create", id=sandbox_id, spec=spec.model_dump())
+        env = spec.env if self._egress is None else {**environment(), **spec.env}
+        asked = spec.model_dump() | {"env": dict(env), "egress": self._egress is not None}
+        await self._ask("create", id=sandbox_id, spec=asked)
         self._placed.add(sandbox_id)
 
     async def destroy(self, sandbox_id: str) -> None:
@@ -150,26 +192,40 @@ class LocalBackend:
 
     async def inventory(self) -> Inventory:
         answer = await self._ask("list")
-        return Inventory(live=frozenset(answer["live"]), ended=answer["ended"])
+        paused = frozenset(answer["paused"])
+        return Inventory(live=frozenset(answer["live"]), ended=answer["ended"], paused=paused)
 
     def channel(self, sandbox_id: str) -> Channel:
         return Channel(sandbox_id, lambda: self._open(f"{sandbox_id}.sock"))
 
     async def pause(self, sandbox_id: str) -> None:
-        raise Unsupported("the local backend cannot pause a sandbox")
+        await self._ask("pause", id=sandbox_id)
 
     async def resume(self, sandbox_id: str) -> None:
-        raise Unsupported("the local backend cannot resume a sandbox")
+        await self._ask("resume", id=sandbox_id)
+
+    async def snapshot(self, sandbox_id: str, snapshot_id: str) -> None:
+        await self._ask("snapshot", id=sandbox_id, snapshot=snapshot_id)
+
+    async def forget_snapshot(self, snapshot_id: str) -> None:
+        await self._ask("forget", snapshot=snapshot_id)
 
     async def stop(self) -> None:
         self._placed = set()
-        if self._writer is not None:
-            await self._ask("shutdown")
-        await self.detach()
+        try:
+            if self._writer is not None:
+                await self._ask("shutdown")
+                if self._reading is not None:
+                    # It closes the connection when it ends, which is when nothing is left.
+                    await asyncio.wait({self._reading}, timeout=self._ask_s)
+        finally:
+            await self.detach()
 
     async def detach(self) -> None:
         """Let go of the fork server and its sandboxes; their leases run on."""
         self._placed = set()
+        if self._egress is not None:
+            await self._egress.close()
         if self._writer is not None:
             self._writer.close()
         if self._reading is not None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 CONTROLLERS = ("memory", "pids", "cpu")
+LEGACY = (*CONTROLLERS, "freezer")
+"""In v2 every cgroup can freeze."""
 PERIOD_US = 100_000
 
 
@@ -50,11 +53,11 @@ class Cgroups:
         elif controller == "cpu":
             yield "cpu.cfs_period_us", str(PERIOD_US)
             yield "cpu.cfs_quota_us", str(quota)
-        elif self.unified:
+        elif controller == "memory" and self.unified:
             yield "memory.max", memory
             if os.path.exists(f"{self.bases['memory']}/memory.swap.max"):
                 yield "memory.swap.max", "0"
-        else:
+        elif controller == "memory":
             yield "memory.limit_in_bytes", memory
             if os.path.exists(f"{self.bases['memory']}/memory.memsw.limit_in_bytes"):
                 yield "memory.memsw.limit_in_bytes", memory
@@ -70,6 +73,27 @@ class Cgroups:
         except FileNotFoundError:
             return 0
 
+    @property
+    def can_freeze(self) -> bool:
+        return self.unified or "freezer" in self.bases
+
+    def freeze(self, name: str, *, within_s: float) -> None:
+        """Stop everyone in a sandbox; returns when they stand still."""
+        folder, until = self._freezer(name), time.monotonic() + within_s
+        state, wanted = ("cgroup.events", "frozen 1") if self.unified else ("freezer.state", "FROZEN")
+        _write(f"{folder}/{'cgroup.freeze' if self.unified else state}", "1" if self.unified else wanted)
+        while wanted not in _read(f"{folder}/{state}"):
+            if time.monotonic() > until:
+                raise TimeoutError(f"sandbox {name} does not stand still after {within_s:.0f} s")
+            time.sleep(0.0005)
+
+    def thaw(self, name: str) -> None:
+        folder = self._freezer(name)
+        _write(f"{folder}/{'cgroup.freeze' if self.unified else 'freezer.state'}", "0" if self.unified else "THAWED")
+
+    def _freezer(self, name: str) -> str:
+        return f"{self.bases['memory' if self.unified else 'freezer']}/{name}"
+
     def remove(self, name: str) -> None:
         """Remove a sandbox's cgroups, now or at a later `retry`."""
         self.leftover.add(name)
@@ -80,6 +104,10 @@ class Cgroups:
             removed = [_rmdir(f"{base}/{name}") for base in set(self.bases.values())]
             if all(removed):
                 self.leftover.discard(name)
+            elif self.can_freeze:
+                # A fork server that was killed may have left it frozen, and in v1 such processes do not even die.
+                with contextlib.suppress(FileNotFoundError):
+                    self.thaw(name)
 
     def clear(self) -> None:
         """Remove what an earlier fork server left."""
@@ -120,7 +148,7 @@ def find(name: str, root: str = "") -> Cgroups:
     for fields in mounts:
         if fields[fields.index("-") + 1] == "cgroup":
             for kinds, path in own.items():
-                kind = next((k for k in CONTROLLERS if k in kinds.split(",") and k in fields[-1].split(",")), "")
+                kind = next((k for k in LEGACY if k in kinds.split(",") and k in fields[-1].split(",")), "")
                 if kind:
                     legacy[kind] = f"{_own_folder(root, fields, path)}/{name}"
     if "memory" in legacy:
@@ -163,6 +191,11 @@ def _unified(top: str, folder: str, name: str) -> Cgroups:
 def _write(path: str, value: str) -> None:
     with open(path, "w") as file:
         file.write(value)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def _rmdir(folder: str) -> bool:

@@ -8,85 +8,45 @@ pid namespace around them all), and it ends by itself when nobody calls and noth
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import functools
 import gc
-import json
 import os
 import selectors
 import shutil
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from sandbox.backends.local import cgroups, isolation
+from sandbox.backends.local import cgroups, errands, isolation
 from sandbox.backends.local import kernel as k
+from sandbox.backends.local.birth import Ground, become
+from sandbox.backends.local.child import Child, Done, cause_of
+from sandbox.backends.local.peers import SOCKET, Peer, bind, hold
 from sandbox.runtime.processes import descendants, kill_all, processes, set_subreaper
-from sandbox.runtime.sandboxd import LEASE_ENDED, Config, Daemon
 
-SOCKET, LOCK = "forkserver.sock", "forkserver.lock"
 UIDS = 50_000
 KEPT_CAUSES = 10_000
-LOCK_S = 10.0
 RETRY_S = 0.05
 """How soon to try again to remove a cgroup that still held a process."""
-
-
-class Child:
-    """One sandbox's first process."""
-
-    def __init__(self, name: str, pid: int, uid: int, status_fd: int, created: Callable[[str], None]) -> None:
-        self.name, self.pid, self.uid, self.status_fd = name, pid, uid, status_fd
-        self.created = created
-        """Called once with "" when the sandbox serves, or with what went wrong."""
-        self.error = b""
-        self.destroyed: list[Callable[[], None]] = []
-        """Called when it is gone; not empty means that somebody asked for it."""
-
-
-class Peer:
-    """A connected controller: JSON lines both ways."""
-
-    def __init__(self, server: ForkServer, sock: socket.socket) -> None:
-        self.server, self.sock = server, sock
-        self._inbox = bytearray()
-        server.watch(sock.fileno(), self._readable)
-
-    def _readable(self) -> None:
-        try:
-            data = self.sock.recv(1 << 20)
-        except OSError:
-            data = b""
-        if not data:
-            self.server.disconnected(self)
-            return
-        self._inbox += data
-        *lines, rest = self._inbox.split(b"\n")
-        self._inbox = rest
-        for line in lines:
-            self.server.handle(self, json.loads(line))
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        # Blocking is right here: messages are short, and a controller that does not read is dead.
-        with contextlib.suppress(OSError):
-            self.sock.sendall(json.dumps(message).encode() + b"\n")
 
 
 class ForkServer:
     """The event loop: creates, destroys, lists, and reports sandboxes that ended by themselves."""
 
     def __init__(self, folder: str, *, why_not: str, idle_s: float) -> None:
-        self.folder, self.why_not, self.idle_s = folder, why_not, idle_s
+        self.why_not, self.idle_s = why_not, idle_s
         self._children: dict[str, Child] = {}
         self._by_pid: dict[int, Child] = {}
         self._ended: dict[str, str] = {}
+        self._errands: set[int] = set()
+        """Forks of ours that are no sandboxes."""
         self._peers: set[Peer] = set()
         self._last_contact = time.monotonic()
         self._next_uid = 0
-        self._many_uids = isolation.has_many_uids()
         self._cgroups, self.why_no_cgroups = cgroups.claim(folder)
+        self._ground = Ground(folder, why_not, isolation.has_many_uids(), self._cgroups)
         self._selector = selectors.DefaultSelector()
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._listener = bind(SOCKET)
@@ -105,10 +65,11 @@ class ForkServer:
         gc.collect()
         gc.freeze()
         while True:
+            self._thaw_forgotten()
             idle = not self._peers and not self._children
             if idle and time.monotonic() - self._last_contact > self.idle_s:
                 self.shutdown()
-            wait_s = self.idle_s if not idle else min(1.0, self.idle_s)
+            wait_s = self.idle_s if self._peers else min(1.0, self.idle_s)
             if self._cgroups is not None and self._cgroups.leftover:
                 self._cgroups.retry()
                 wait_s = min(wait_s, RETRY_S)
@@ -120,6 +81,8 @@ class ForkServer:
     def shutdown(self) -> NoReturn:
         """End, and with us every sandbox."""
         me = os.getpid()
+        for child in self._children.values():
+            self._let_die(child)
         kill_all(lambda: descendants({me}, self._visible()) - {me})
         if self._cgroups is not None:
             # These must be gone before we are, since nobody is left then to remove their cgroups.
@@ -151,27 +114,45 @@ class ForkServer:
 
     def handle(self, peer: Peer, message: Mapping[str, Any]) -> None:
         seq, name = message["seq"], message.get("id", "")
+
+        def done(error: str) -> None:
+            peer.send({"seq": seq, "error": error})
+
         match message["op"]:
             case "create":
-                self.create(name, message["spec"], lambda error: peer.send({"seq": seq, "error": error}))
+                self.create(name, message["spec"], done)
+            case "pause":
+                self.pause(name, done)
+            case "resume":
+                self.resume(name, done)
+            case "snapshot":
+                self.snapshot(name, message["snapshot"], done)
+            case "forget":
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(self._ground.snapshot(message["snapshot"]))
+                done("")
             case "destroy":
                 self.destroy(name, lambda: peer.send({"seq": seq}))
             case "list":
                 peer.send({
                     "seq": seq, "live": list(self._children), "ended": self._ended,
+                    "paused": [child.name for child in self._children.values() if child.frozen],
                     "why_not": self.why_not, "why_no_cgroups": self.why_no_cgroups,
                 })  # fmt: skip
             case "shutdown":
                 peer.send({"seq": seq})
                 self.shutdown()
             case unknown:
-                peer.send({"seq": seq, "error": f"unknown operation {unknown!r}"})
+                done(f"unknown operation {unknown!r}")
 
     # --- sandboxes -----------------------------------------------------------------------------
 
-    def create(self, name: str, spec: Mapping[str, Any], created: Callable[[str], None]) -> None:
+    def create(self, name: str, spec: Mapping[str, Any], created: Done) -> None:
         if name in self._children:
             created(f"sandbox {name} exists already")
+            return
+        if spec["snapshot"] and not os.path.exists(self._ground.snapshot(spec["snapshot"])):
+            created(f"there is no snapshot {spec['snapshot']}")
             return
         uid = self._free_uid()
         with contextlib.ExitStack() as undo:
@@ -188,10 +169,10 @@ class ForkServer:
                 return
             undo.pop_all()
         if pid == 0:
-            self._become(name, spec, uid, listener, status_write)
+            become(self._ground, name, spec, uid, listener, status_write)
         listener.close()
         os.close(status_write)
-        child = self._children[name] = self._by_pid[pid] = Child(name, pid, uid, status_read, created)
+        child = self._children[name] = self._by_pid[pid] = Child(name, pid, uid, spec, status_read, created)
         self.watch(status_read, lambda: self._status(child))
 
     def _fork(self) -> int:
@@ -215,52 +196,6 @@ class ForkServer:
             if isolation.FIRST_UID + self._next_uid not in taken:
                 return isolation.FIRST_UID + self._next_uid
 
-    def _become(self, name: str, spec: Mapping[str, Any], uid: int, listener: socket.socket, status: int) -> NoReturn:
-        """In the child: set up, report, serve. Never returns into the fork server's loop."""
-        try:
-            signal.set_wakeup_fd(-1)
-            os.setsid()
-            kept = sorted((listener.fileno(), status))
-            os.closerange(3, kept[0])
-            os.closerange(kept[0] + 1, kept[1])
-            os.closerange(kept[1] + 1, 1 << 20)
-            # Short-lived, and a collection would touch, and so copy, every page shared with the fork server.
-            gc.set_threshold(20_000)
-            daemon = self._isolated(name, spec, uid, listener) if not self.why_not else self._bare(name, spec, listener)
-            daemon.files.write_all(spec["files"])
-            os.write(status, b"ok")
-            os.close(status)
-            daemon.serve()
-        except BaseException as error:
-            with contextlib.suppress(OSError):
-                os.write(status, f"{type(error).__name__}: {error}"[:4000].encode())
-            os._exit(70)
-
-    def _isolated(self, name: str, spec: Mapping[str, Any], uid: int, listener: socket.socket) -> Daemon:
-        owner, limits = uid if self._many_uids else 0, spec["limits"]
-        counter, memory_mb = self._limit(name, limits)
-        isolation.enter(f"{self.folder}/root", f"{self.folder}/mnt", name, owner, spec)
-        env = _environment(spec, spec["workdir"])
-        daemon = Daemon(Config(spec["workdir"], spec["ttl_s"], env, oom_counter=counter), listener)
-        isolation.limit_resources(memory_mb, limits["pids"] if owner else None)
-        isolation.drop_privileges(owner)
-        return daemon
-
-    def _bare(self, name: str, spec: Mapping[str, Any], listener: socket.socket) -> Daemon:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        home, scratch = f"{self.folder}/{name}/work", f"{self.folder}/{name}/tmp"
-        os.makedirs(home)
-        os.makedirs(scratch)
-        env = {**_environment(spec, home), "TMPDIR": scratch}
-        counter, memory_mb = self._limit(name, spec["limits"])
-        isolation.limit_resources(memory_mb, None)
-        config = Config(spec["workdir"], spec["ttl_s"], env, home=home, scratch=scratch, oom_counter=counter)
-        return Daemon(config, listener)
-
-    def _limit(self, name: str, limits: Mapping[str, Any]) -> tuple[int, int | None]:
-        """Put ourselves under the sandbox's limits: its OOM counter, and the memory that is left to rlimits."""
-        return (-1, limits["memory_mb"]) if self._cgroups is None else (self._cgroups.place(name, limits), None)
-
     def destroy(self, name: str, destroyed: Callable[[], None]) -> None:
         self._ended.pop(name, None)
         child = self._children.get(name)
@@ -268,10 +203,93 @@ class ForkServer:
             destroyed()
             return
         child.destroyed.append(destroyed)
+        self._let_die(child)
         if self.why_not:
             kill_all(lambda: descendants({child.pid}, table := processes()) & set(table))
         else:
             os.kill(child.pid, signal.SIGKILL)
+
+    # --- standing still ------------------------------------------------------------------------
+
+    def pause(self, name: str, done: Done) -> None:
+        child = self._children.get(name)
+        if child is None or child.frozen:
+            done("" if child else f"there is no sandbox {name}")
+            return
+
+        def frozen(error: str) -> None:
+            child.frozen = not error
+            done(error)
+
+        self._errand(functools.partial(errands.freeze, self._ground, name, child.pid), frozen)
+
+    def resume(self, name: str, done: Done) -> None:
+        """Also of one that is not known to be frozen, since freezing it may have failed halfway."""
+        child = self._children.get(name)
+        if child is None:
+            done(f"there is no sandbox {name}")
+            return
+
+        def thawed(error: str) -> None:
+            child.frozen = child.frozen and bool(error)
+            done(error)
+
+        self._errand(functools.partial(errands.thaw, self._ground, name, child.pid), thawed)
+
+    def snapshot(self, name: str, snapshot_id: str, done: Done) -> None:
+        child = self._children.get(name)
+        if child is None:
+            done(f"there is no sandbox {name}")
+            return
+
+        def made(error: str) -> None:
+            if error and not child.frozen and name in self._children:
+                # It may have been left standing still.
+                self.resume(name, lambda _: done(error))
+            else:
+                done(error)
+
+        work = functools.partial(
+            errands.snapshot, self._ground, name, child.pid, frozen=child.frozen,
+            path=self._ground.snapshot(snapshot_id), limit=child.disk_bytes,
+        )  # fmt: skip
+        self._errand(work, made)
+
+    def _errand(self, work: Callable[[], None], done: Done) -> None:
+        try:
+            pid, read = errands.errand(work)
+        except OSError as error:
+            done(f"fork server: {error}")
+            return
+        said = bytearray()
+        self._errands.add(pid)
+
+        def tell() -> None:
+            data = os.read(read, 4096)
+            said.extend(data)
+            if not data:
+                self._selector.unregister(read)
+                os.close(read)
+                self._errands.discard(pid)
+                done("" if said == b"ok" else said.decode(errors="replace") or "the fork that did it was killed")
+
+        self.watch(read, tell)
+
+    def _let_die(self, child: Child) -> None:
+        """In v1, who is frozen by a cgroup does not even die."""
+        if (child.frozen or self._errands) and self._cgroups is not None and self._cgroups.can_freeze:
+            if not self.why_not:
+                os.kill(child.pid, signal.SIGKILL)
+            self._cgroups.thaw(child.name)
+
+    def _thaw_forgotten(self) -> None:
+        """A lease ends also for one that stands still: after it, without a controller, its sandboxd ends it."""
+        if self._peers:
+            return
+        for child in self._children.values():
+            if child.frozen and time.monotonic() - self._last_contact > child.ttl_s:
+                child.frozen = False
+                self.resume(child.name, lambda _: None)
 
     # --- what children tell --------------------------------------------------------------------
 
@@ -306,7 +324,7 @@ class ForkServer:
         while child.status_fd >= 0:
             self._status(child)
         if self.why_not:
-            me, known = os.getpid(), set(self._by_pid)
+            me, known = os.getpid(), self._errands.union(self._by_pid)
             kill_all(lambda: {pid for pid, (parent, _) in processes().items() if parent == me} - known)
         cause = child.error.decode(errors="replace") or cause_of(status)
         if self._cgroups is not None:
@@ -331,54 +349,12 @@ class ForkServer:
             shutil.rmtree(name, ignore_errors=True)
 
 
-def bind(path: str) -> socket.socket:
-    """Listen on a relative path: the folder's own may be longer than a socket address can be."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(path)
-    os.chmod(path, 0o600)
-    listener.listen(64)
-    return listener
-
-
-def cause_of(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"sandboxd was killed by signal {os.WTERMSIG(status)}"
-    code = os.WEXITSTATUS(status)
-    return "the lease ended without renewal" if code == LEASE_ENDED else f"sandboxd exited with code {code}"
-
-
-def _environment(spec: Mapping[str, Any], home: str) -> dict[str, str]:
-    path = f"{os.path.realpath(sys.base_prefix)}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"PATH": path, "HOME": home, "LANG": "C.UTF-8", "USER": "agent", **spec["env"]}
-
-
-def _lock() -> None:
-    """Hold the folder for our lifetime, or leave it to one that serves there already.
-
-    One that was killed may hold it for a moment still, and one that has just begun does not serve yet.
-    """
-    lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + LOCK_S
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-                probe.connect(SOCKET)
-                os._exit(0)
-            if time.monotonic() > until:
-                raise
-        time.sleep(0.02)
-
-
 def main() -> None:
     """Claim namespaces, become a daemon, and return in the parent once it listens."""
     folder, idle_s = os.path.realpath(sys.argv[1]), float(sys.argv[2])
     os.chdir(folder)
     os.makedirs("mnt", exist_ok=True)
-    _lock()
+    hold()
     why_not = isolation.probe(folder)
     if not why_not:
         isolation.claim_namespaces()
@@ -390,6 +366,8 @@ def main() -> None:
         os._exit(0 if os.read(read, 1) else 1)
     os.close(read)
     set_subreaper()
+    # Whatever is imported later, in sandboxes too, comes from where no task may write.
+    sys.path[:] = [path for path in sys.path if path.startswith(f"{os.path.realpath(sys.base_prefix)}/")]
     server = ForkServer(folder, why_not=why_not, idle_s=idle_s)
     os.write(write, b"1")
     os.close(write)

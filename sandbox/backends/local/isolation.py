@@ -1,11 +1,12 @@
 """What a local sandbox sees: its own namespaces, a read-only root, a private workdir and /tmp. Called by `forkserver`.
 
 Invariant: nothing of the host is visible but the listed read-only folders; the host's homes, runtime folders and
-the controller's state are not among them. After `drop_privileges` it holds no capability.
+the run's state are not among them, wherever that lies. After `drop_privileges` it holds no capability.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import resource
@@ -20,6 +21,8 @@ from sandbox.backends.local import kernel as k
 
 VISIBLE = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt")
 """Folders of the host's root that a sandbox may read."""
+EGRESS = "/run/agentrl/egress"
+"""Where the folder with the way out is inside, if there is one."""
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 NAMESPACES = k.CLONE_NEWNS | k.CLONE_NEWNET | k.CLONE_NEWIPC | k.CLONE_NEWUTS
 FIRST_UID = 200_000
@@ -45,6 +48,7 @@ def claim_namespaces() -> None:
 
 def build_template(folder: str) -> None:
     """Mount the read-only part of every sandbox once under `folder`; sandboxes bind from it."""
+    hidden = _run_folder(folder)
     os.makedirs(folder, exist_ok=True)
     k.mount("tmpfs", folder, "tmpfs", k.MS_NOSUID, "mode=755,size=1m")
     for name in VISIBLE:
@@ -52,22 +56,35 @@ def build_template(folder: str) -> None:
         if os.path.islink(source):
             os.symlink(os.readlink(source), f"{folder}/{name}")
         elif os.path.isdir(source):
-            _bind_read_only(source, f"{folder}/{name}")
+            _bind_read_only(source, f"{folder}/{name}", hidden)
     prefix = os.path.realpath(sys.base_prefix)
     if prefix.split("/")[1] not in VISIBLE:
-        _bind_read_only(prefix, folder + prefix)
+        _bind_read_only(prefix, folder + prefix, hidden)
     os.mkdir(f"{folder}/dev")
     for name in DEVICES:
         _device(f"/dev/{name}", f"{folder}/dev/{name}")
     for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         os.symlink(target, f"{folder}/dev/{name}")
     os.symlink("/tmp", f"{folder}/dev/shm")
+    os.mkdir(f"{folder}/dev/pts")
+    os.symlink("pts/ptmx", f"{folder}/dev/ptmx")
 
 
-def _bind_read_only(source: str, target: str) -> None:
+def _run_folder(template: str) -> str:
+    """What must stay hidden where it lies in a folder that is shown: the run's state, of which ours is a part."""
+    own = os.path.dirname(template)
+    run = os.path.dirname(own)
+    return own if run.count("/") == 1 else run
+
+
+def _bind_read_only(source: str, target: str, hidden: str) -> None:
     os.makedirs(target, exist_ok=True)
     k.mount(source, target, flags=k.MS_BIND)
-    k.mount("none", target, flags=k.MS_REMOUNT | k.MS_BIND | k.MS_RDONLY | k.MS_NOSUID | k.MS_NODEV)
+    walls = k.MS_RDONLY | k.MS_NOSUID | k.MS_NODEV
+    k.mount("none", target, flags=k.MS_REMOUNT | k.MS_BIND | walls)
+    below = target + hidden[len(source) :]
+    if hidden.startswith(f"{source}/") and os.path.isdir(below):
+        k.mount("tmpfs", below, "tmpfs", walls | k.MS_NOEXEC, "mode=555,size=4k")
 
 
 def _device(source: str, target: str) -> None:
@@ -80,9 +97,10 @@ def _device(source: str, target: str) -> None:
         k.mount(source, target, flags=k.MS_BIND)
 
 
-def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[str, Any]) -> None:
+def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[str, Any], *, egress: str = "") -> None:
     """Turn the calling process, the first of a new pid namespace, into the init of a sandbox that `owner` works in.
 
+    `egress` is a folder of the host to show at EGRESS, or empty.
     Every call here is paid for by every sandbox; what can be done once is in `build_template` and `forswear`.
     """
     k.unshare(NAMESPACES)
@@ -97,9 +115,14 @@ def enter(template: str, mount_point: str, name: str, owner: int, spec: Mapping[
         else:
             os.mkdir(inside)
             k.mount(entry.path, inside, flags=k.MS_BIND | k.MS_REC)
+    if egress:
+        _bind_read_only(egress, mount_point + EGRESS, hidden="")
     os.mkdir(f"{mount_point}/proc")
     k.mount("proc", f"{mount_point}/proc", "proc", k.MS_NOSUID | k.MS_NODEV | k.MS_NOEXEC)
     k.pivot_root(mount_point)
+    # Without them, a request for a terminal says so.
+    with contextlib.suppress(OSError):
+        k.mount("devpts", "/dev/pts", "devpts", k.MS_NOSUID | k.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620")
     os.mkdir("/tmp")
     os.chmod("/tmp", 0o1777)
     os.mkdir("/var")

@@ -36,6 +36,11 @@ def test_every_error_survives_the_wire(
 def test_codes_are_unique_and_found_by_their_branch() -> None:
     assert error_classes()["SANDBOX_LOST"] is SandboxLost
 
+    class Nearer(SandboxLost):
+        """Of one module, which tells it from others of that code."""
+
+    assert error_classes()["SANDBOX_LOST"] is SandboxLost
+
     def tree(cls: type[AgentRLError]) -> list[type[AgentRLError]]:
         return [cls, *(found for sub in cls.__subclasses__() for found in tree(sub))]
 

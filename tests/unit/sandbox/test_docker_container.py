@@ -10,26 +10,28 @@ import pytest
 from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, Ran, SandboxError
 from agentrl.core.types import SandboxLimits, SandboxSpec
-from sandbox.backends.docker.container import cause_of, creation, image_of, state_cause
+from sandbox.backends.docker.container import cause_of, creation, image_of, state_cause, without_quotas
 
 SPEC = SandboxSpec(image="img:1", limits=SandboxLimits(memory_mb=100, disk_mb=10, pids=20, cpus=0.5))
 
 
 def asked(**settings: Any) -> Any:
-    return creation("sb-1", SPEC, DockerConfig(**settings), controller="c", handoff=Path("/run/x/sb-1.handoff"))
+    handoff = Path("/run/x/sb-1.handoff")
+    return creation("sb-1", SPEC, DockerConfig(**settings), "img:1", controller="c", owner="run-1", handoff=handoff)
 
 
 def test_the_walls_are_there_whatever_is_configured() -> None:
     for settings in ({}, {"disk": "quota"}, {"disk": "unlimited"}, {"network": "egress", "runtime": "runsc"}):
         body = asked(**settings)
         host = body["HostConfig"]
-        assert body["Labels"] == {"agentrl.controller": "c", "agentrl.sandbox": "sb-1"}
+        assert body["Labels"] == {"agentrl.controller": "c", "agentrl.sandbox": "sb-1", "agentrl.owner": "run-1"}
         assert host["CapDrop"] == ["ALL"]
+        assert set(host["CapAdd"]) == {"SETUID", "SETGID", "KILL", "SETPCAP"}, "of which sandboxd gives commands none"
         assert host["SecurityOpt"] == ["no-new-privileges"]
         assert host["NanoCpus"] == 500_000_000
         assert host["PidsLimit"] == 21, "sandboxd is one of them"
         assert host["MemorySwap"] == host["Memory"], "no swap beyond the limit"
-        assert all(mount["ReadOnly"] for mount in host["Mounts"])
+        assert all(mount["ReadOnly"] for mount in host["Mounts"] if mount["Type"] == "bind")
         assert not {"Privileged", "Binds", "PidMode", "UsernsMode", "Devices"} & host.keys()
 
 
@@ -41,15 +43,26 @@ def test_the_network_is_none_unless_one_is_named() -> None:
 def test_each_kind_of_disk_limit() -> None:
     tmpfs = asked()["HostConfig"]
     assert tmpfs["ReadonlyRootfs"]
-    assert {path: options.rpartition("size=")[2] for path, options in tmpfs["Tmpfs"].items()} == {
-        "/work": "10m",
-        "/tmp": "10m",
+    options = {
+        m["Target"]: m["VolumeOptions"]["DriverConfig"]["Options"] for m in tmpfs["Mounts"] if "VolumeOptions" in m
     }
+    assert options.keys() == {"/work", "/tmp"}
+    assert {made["o"].rpartition("size=")[2] for made in options.values()} == {"10m"}
     assert tmpfs["Memory"] == 110 << 20, "files in a tmpfs are paid from the disk limit"
     quota = asked(disk="quota")["HostConfig"]
     assert quota["StorageOpt"] == {"size": "10m"}
     assert quota["Memory"] == 100 << 20
-    assert not {"StorageOpt", "Tmpfs", "ReadonlyRootfs"} & asked(disk="unlimited")["HostConfig"].keys()
+    assert not {"StorageOpt", "ReadonlyRootfs"} & asked(disk="unlimited")["HostConfig"].keys()
+
+
+def test_without_sandboxd_nothing_of_the_host_is_mounted() -> None:
+    plain = creation("sb-1", SPEC, DockerConfig(), "img:1", controller="c", owner="", handoff=None)
+    assert {mount["Type"] for mount in plain["HostConfig"]["Mounts"]} == {"volume"}
+    assert plain["HostConfig"]["CapDrop"] == ["ALL"]
+    assert "CapAdd" not in plain["HostConfig"]
+    assert "CapAdd" not in asked(users=False)["HostConfig"]
+    assert plain["HostConfig"]["Tmpfs"].keys() == {"/run/agentrl"}
+    assert plain["Labels"]["agentrl.workdir"] == "/work", "for a controller that adopts it"
 
 
 def test_an_image_is_needed_from_somewhere() -> None:
@@ -68,3 +81,13 @@ def test_causes() -> None:
     assert cause_of(70, oom=False) == "sandboxd exited with code 70"
     assert state_cause({"ExitCode": 137, "OOMKilled": True, "Error": ""}).startswith("out of memory")
     assert state_cause({"ExitCode": 127, "Error": "no such device"}) == "no such device"
+
+
+def test_which_engines_have_quotas() -> None:
+    def info(driver: str, on: str) -> dict[str, object]:
+        return {"Driver": driver, "DriverStatus": [["Backing Filesystem", on], ["Supports d_type", "true"]]}
+
+    assert without_quotas(info("overlay2", "xfs")) == ""
+    assert without_quotas({"Driver": "zfs", "DriverStatus": None}) == ""
+    assert "overlay2 on extfs has no quotas" in without_quotas(info("overlay2", "extfs"))
+    assert "overlayfs on" in without_quotas({"Driver": "overlayfs", "DriverStatus": [["driver-type", "io.containerd"]]})

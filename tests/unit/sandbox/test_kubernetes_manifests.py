@@ -42,9 +42,19 @@ def test_every_sandbox_has_a_uid_of_its_own() -> None:
 
 def test_limits_are_the_specs_and_requests_a_share_of_them() -> None:
     spec = SandboxSpec(limits=SandboxLimits(memory_mb=1000, cpus=0.5, disk_mb=400))
-    resources = made(CONFIG.model_copy(update={"request_share": 0.1}), spec)["spec"]["containers"][0]["resources"]
+    pod = made(CONFIG.model_copy(update={"request_share": 0.1, "disk": "node"}), spec)
+    resources = pod["spec"]["containers"][0]["resources"]
     assert resources["limits"] == {"cpu": "500m", "memory": "1000Mi", "ephemeral-storage": "400Mi"}
     assert resources["requests"] == {"cpu": "50m", "memory": "100Mi", "ephemeral-storage": "40Mi"}
+    assert [volume.get("emptyDir") for volume in pod["spec"]["volumes"][1:]] == [{"sizeLimit": "400Mi"}] * 2
+
+
+def test_files_in_memory_are_paid_from_the_disk_limit() -> None:
+    spec = SandboxSpec(limits=SandboxLimits(memory_mb=1000, cpus=0.5, disk_mb=400))
+    pod = made(CONFIG, spec)
+    assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "1400Mi"
+    volumes = [volume.get("emptyDir") for volume in pod["spec"]["volumes"][1:]]
+    assert volumes == [{"sizeLimit": "400Mi", "medium": "Memory"}] * 2
 
 
 def test_the_images_user_keeps_the_images_files() -> None:
@@ -71,10 +81,26 @@ def test_a_template_overrides_all_but_a_pods_identity() -> None:
     assert pod["spec"]["runtimeClassName"] == "gvisor"
     assert [volume["name"] for volume in pod["spec"]["volumes"]] == ["runtime", "work", "tmp", "data"]
     ours, sidecar = pod["spec"]["containers"]
-    assert (ours["resources"]["limits"]["cpu"], ours["resources"]["limits"]["memory"]) == ("2", "512Mi")
+    assert (ours["resources"]["limits"]["cpu"], ours["resources"]["limits"]["memory"]) == ("2", "768Mi")
     assert sidecar == {"name": "sidecar"}
     assert pods.token(pod) == "secret"
     assert template["spec"]["containers"], "the configuration is not changed"
+
+
+def test_whose_a_pod_is_can_be_read_and_selected_by() -> None:
+    runtime = manifests.runtime("c1", "uid-1")
+    pod = manifests.pod(
+        "sb-1",
+        SandboxSpec(),
+        config=CONFIG,
+        owner_uid="u",
+        runtime_map=runtime,
+        token="t",
+        owner=f"team/run 1:{'x' * 99}",
+    )
+    assert pod["metadata"]["annotations"]["agentrl/owner"] == f"team/run 1:{'x' * 99}"
+    assert pod["metadata"]["labels"]["agentrl/owner"] == f"team.run.1.{'x' * 52}"
+    assert "annotations" not in made()["metadata"]
 
 
 def test_the_runtime_is_whole_and_named_by_its_content() -> None:
@@ -96,6 +122,10 @@ def test_the_network_policy_lets_in_only_to_the_runtime_and_nothing_out() -> Non
     assert narrow["ingress"][0]["from"] == [peer]
 
 
+def ready(kind: str, status: str) -> dict[str, str]:
+    return {"type": kind, "status": status}
+
+
 @pytest.mark.parametrize(
     ("metadata", "status", "cause"),
     [
@@ -107,6 +137,12 @@ def test_the_network_policy_lets_in_only_to_the_runtime_and_nothing_out() -> Non
             {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}]},
             "its pod was deleted by somebody else (EvictionByEvictionAPI)",
         ),
+        (
+            {"deletionTimestamp": "now"},
+            {"conditions": [ready("Ready", "False"), ready("ContainersReady", "True")]},
+            "its node n is lost (NodeNotReady)",
+        ),
+        ({}, {"conditions": [ready("Ready", "False"), ready("ContainersReady", "True")]}, None),
         ({}, {"phase": "Failed", "reason": "Evicted", "message": "disk"}, "its pod was evicted from n: disk"),
         ({}, {"phase": "Unknown"}, "its node n is lost"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import base64
 import json
+import signal
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ import pytest
 from runtime import RUNTIME, TOKEN, call, sandboxd
 
 from sandbox.runtime.commands import Capture
+from sandbox.runtime.sandboxd import FROZEN_S, GRACE_S
 
 
 @pytest.mark.parametrize("path", sorted(RUNTIME.glob("*.py")), ids=lambda path: path.name)
@@ -92,6 +94,15 @@ def test_without_renewal_it_ends_and_takes_its_processes_along(tmp_path: Path) -
         assert process.wait(timeout=20) == 3
         left = Path(f"/proc/{orphan}/stat")
         assert not left.exists() or ") Z " in left.read_text()
+
+
+def test_time_in_which_it_was_frozen_ends_no_lease(tmp_path: Path) -> None:
+    with sandboxd(tmp_path, ttl_s=0.2) as (url, process):
+        assert call("GET", f"{url}/health")[0] == 200
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.2 + GRACE_S + FROZEN_S + 0.5)
+        process.send_signal(signal.SIGCONT)
+        assert call("GET", f"{url}/health")[0] == 200
 
 
 @pytest.mark.parametrize("cap", [1, 2, 7, 1000])

@@ -1,0 +1,195 @@
+"""The egress proxy: what sandboxes without a network may still reach. Started by backends; counts in `metrics`.
+
+It runs in the controller, where names are resolved and the list is checked, and takes HTTP CONNECT and absolute `http:`
+requests from a unix socket. Invariants: an address that is not public is reached only when the list has it literally,
+so no name leads into the operator's network; a refusal says what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agentrl.core.errors import ConfigError
+from agentrl.core.telemetry import Metrics
+from sandbox.channel import Stream
+from sandbox.runtime.egress import PORT
+
+log = logging.getLogger(__name__)
+
+HEAD_S, CONNECT_S = 30.0, 20.0
+LINGER_S = 60.0
+"""How long one side may go on after the other has said all."""
+CHUNK = 1 << 16
+HOST = re.compile(r"(\*\.)?[a-z0-9_.:-]+")
+HOP_HEADERS = ("proxy-", "connection:", "keep-alive:")
+
+
+def environment() -> Mapping[str, str]:
+    """What makes programs inside use the proxy."""
+    proxy, local = f"http://127.0.0.1:{PORT}", "localhost,127.0.0.1,::1"
+    names = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": local}
+    return names | {name.lower(): value for name, value in names.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    host: str
+    """Lower case; one that begins with `*.` means every name below it."""
+    port: int
+
+    def allows(self, host: str, port: int) -> bool:
+        named = host.endswith(self.host[1:]) if self.host.startswith("*.") else host == self.host
+        return named and port == self.port
+
+
+def parse_rule(text: str) -> Rule:
+    host, colon, port = text.rpartition(":")
+    host = host.strip("[]").lower()
+    if not colon or not port.isdigit() or not 0 < int(port) < 65536 or not HOST.fullmatch(host):
+        raise ConfigError(f"sandbox.egress has {text!r}: each must be host:port, *.domain:port or address:port")
+    return Rule(host, int(port))
+
+
+class Refused(Exception):
+    """Status and sentence of an answer to the sandbox."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class EgressProxy:
+    """Serves one unix socket at a time."""
+
+    def __init__(self, allowed: tuple[str, ...], metrics: Metrics) -> None:
+        self._rules = tuple(map(parse_rule, allowed))
+        self._metrics = metrics
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def start(self, path: Path | str) -> None:
+        """Listen at `path`, whose folder only sandboxes are shown; what an earlier controller left there goes."""
+        Path(path).unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._connected, path, limit=CHUNK)
+        # Root inside may be another user outside, under user namespaces.
+        Path(path).chmod(0o666)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        if self._server is not None:
+            await self._server.wait_closed()
+            self._server = None
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (OSError, EOFError, asyncio.LimitOverrunError, TimeoutError) as error:
+            log.debug("egress: %s", error)
+        finally:
+            self._open.discard(task)
+            writer.transport.abort()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(HEAD_S):
+            head = await reader.readuntil(b"\r\n\r\n")
+        try:
+            upstream, first = await self._reach(head)
+        except Refused as refusal:
+            body = f"agentrl: {refusal}\n".encode()
+            kind = f"content-type: text/plain\r\ncontent-length: {len(body)}\r\nconnection: close"
+            writer.write(f"HTTP/1.1 {refusal.status}\r\n{kind}\r\n\r\n".encode() + body)
+            await writer.drain()
+            writer.write_eof()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(reader.read(), 5.0)
+            return
+        try:
+            if first:
+                upstream[1].write(first)
+            else:
+                writer.write(b"HTTP/1.1 200 connected\r\n\r\n")
+            ways = [asyncio.create_task(_pump(*way)) for way in ((reader, upstream[1]), (upstream[0], writer))]
+            try:
+                await asyncio.wait(ways, return_when="FIRST_COMPLETED")
+                await asyncio.wait(ways, timeout=LINGER_S)
+            finally:
+                for way in ways:
+                    way.cancel()
+                await asyncio.gather(*ways, return_exceptions=True)
+        finally:
+            upstream[1].transport.abort()
+
+    async def _reach(self, head: bytes) -> tuple[Stream, bytes]:
+        """The connection that a request asks for, and what to send there first."""
+        try:
+            line, *headers = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+            method, target, version = line.split(" ")
+            if method == "CONNECT":
+                url = urlsplit(f"//{target}")
+                first = b""
+                host, port = url.hostname or "", url.port or 0
+            else:
+                url = urlsplit(target)
+                host, port = url.hostname or "", url.port or 80
+                kept = [h for h in headers if not h.lower().startswith(HOP_HEADERS)]
+                path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+                first = "\r\n".join([f"{method} {path} {version}", *kept, "connection: close", "", ""]).encode(
+                    "latin-1"
+                )
+        except ValueError:
+            raise Refused("400 Bad Request", "this is no HTTP request") from None
+        if not host or (method != "CONNECT" and url.scheme != "http"):
+            raise Refused("400 Bad Request", "send CONNECT host:port, or a request for an absolute http: URL")
+        return await self._connect(host.rstrip(".").lower(), port), first
+
+    async def _connect(self, host: str, port: int) -> Stream:
+        if not any(rule.allows(host, port) for rule in self._rules):
+            self._refuse(host, port, f"{host}:{port} is not in sandbox.egress, so this sandbox may not reach it")
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                addresses = [str(address[0]) for _, _, _, _, address in found]
+                permitted = [address for address in addresses if self._permitted(address, port)]
+                if not permitted:
+                    why = f"{host} is {addresses[0]}, which is no public address"
+                    self._refuse(
+                        host, port, f"{why}: to let sandboxes reach it, add {addresses[0]}:{port} to sandbox.egress"
+                    )
+                stream = await asyncio.open_connection(permitted[0], port, limit=CHUNK)
+        except (OSError, TimeoutError) as error:
+            raise Refused("502 Bad Gateway", f"{host}:{port} cannot be reached: {error or 'no answer'}") from None
+        self._metrics.inc("sandbox/egress_total")
+        return stream
+
+    def _permitted(self, address: str, port: int) -> bool:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+        mapped = getattr(parsed, "ipv4_mapped", None) or parsed
+        return (mapped.is_global and not mapped.is_multicast) or Rule(address.lower(), port) in self._rules
+
+    def _refuse(self, host: str, port: int, message: str) -> None:
+        self._metrics.inc("sandbox/egress_refused_total")
+        log.info("egress to %s:%d refused", host, port)
+        raise Refused("403 Forbidden", message)
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(CHUNK):
+        writer.write(data)
+        await writer.drain()
+    writer.write_eof()

@@ -1,0 +1,106 @@
+"""The egress proxy by itself: what its list allows, what it refuses, and that bytes pass unchanged both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agentrl.core.errors import ConfigError
+from agentrl.core.telemetry import Metrics
+from sandbox.egress import EgressProxy, parse_rule
+from sandbox.metrics import SPECS
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[int]:
+    """The port of a server that sends back what it gets, once that has ended."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.read())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+
+
+async def asked(proxy: EgressProxy, path: Path, request: bytes, *, rest: bytes = b"") -> bytes:
+    await proxy.start(path)
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(request)
+    answer = b""
+    if rest:
+        answer = await reader.readuntil(b"\r\n\r\n")
+        writer.write(rest)
+        await writer.drain()
+    writer.write_eof()
+    answer += await reader.read()
+    writer.close()
+    await proxy.close()
+    return answer
+
+
+def counted(metrics: Metrics) -> tuple[float, float]:
+    return metrics.value("sandbox/egress_total"), metrics.value("sandbox/egress_refused_total")
+
+
+async def test_a_tunnel_passes_bytes_both_ways(echo: int, tmp_path: Path) -> None:
+    metrics, data = Metrics(SPECS), os.urandom(1 << 20)
+    proxy = EgressProxy((f"127.0.0.1:{echo}",), metrics)
+    head = f"CONNECT 127.0.0.1:{echo} HTTP/1.1\r\nhost: x\r\n\r\n".encode()
+    answer = await asked(proxy, tmp_path / "p", head, rest=data)
+    assert answer == b"HTTP/1.1 200 connected\r\n\r\n" + data
+    assert counted(metrics) == (1, 0)
+
+
+async def test_a_request_with_an_absolute_url_is_passed_on(echo: int, tmp_path: Path) -> None:
+    proxy = EgressProxy((f"127.0.0.1:{echo}",), Metrics(SPECS))
+    head = (
+        f"POST http://127.0.0.1:{echo}/a?b=c HTTP/1.1\r\nHost: x\r\nProxy-Connection: keep-alive\r\n\r\nbody".encode()
+    )
+    answer = await asked(proxy, tmp_path / "p", head)
+    assert answer == b"POST /a?b=c HTTP/1.1\r\nHost: x\r\nconnection: close\r\n\r\nbody"
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        ("127.0.0.1:{other}", "is not in sandbox.egress"),
+        ("example.org:443", "is not in sandbox.egress"),
+        ("localhost:{port}", "which is no public address: to let sandboxes reach it, add"),
+        ("a.test:{port}", "cannot be reached"),
+    ],
+)
+async def test_what_is_not_listed_is_refused(echo: int, tmp_path: Path, target: str, why: str) -> None:
+    metrics = Metrics(SPECS)
+    proxy = EgressProxy((f"127.0.0.2:{echo}", f"localhost:{echo}", f"*.test:{echo}"), metrics)
+    name = target.format(port=echo, other=echo + 1)
+    answer = await asked(proxy, tmp_path / "p", f"CONNECT {name} HTTP/1.1\r\n\r\n".encode())
+    assert answer.split(b" ", 2)[1] == (b"502" if "reached" in why else b"403")
+    assert why in answer.decode()
+    assert counted(metrics) == (0, 0 if "reached" in why else 1)
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET / HTTP/1.1", "nonsense", "GET ftp://127.0.0.1/ HTTP/1.1", "CONNECT :1 HTTP/1"]
+)
+async def test_what_is_no_request_for_a_proxy_is_400(request_line: str, tmp_path: Path) -> None:
+    proxy = EgressProxy(("*.org:80",), Metrics(SPECS))
+    answer = await asked(proxy, tmp_path / "p", f"{request_line}\r\nhost: a.org\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+def test_rules() -> None:
+    below = parse_rule("*.Example.org:443")
+    assert below.allows("a.b.example.org", 443)
+    for host, port in (("example.org", 443), ("a.example.org", 80), ("badexample.org", 443)):
+        assert not below.allows(host, port)
+    assert parse_rule("[::1]:80").allows("::1", 80)
+    for text in ("example.org", "*:443", "a.*.org:1", ":80", "a:99999", "http://a.org:80"):
+        with pytest.raises(ConfigError, match=r"sandbox\.egress has"):
+            parse_rule(text)
