@@ -88,7 +88,7 @@ class TrainerSection(Settings):
 
 
 class FormSection(Settings):
-    kind: FormName | Literal["auto"] = "auto"
+    kind: Literal["auto", FormName] = "auto"
     rollout_gpus: int | None = Field(None, gt=0)
     """Of a separate form; by default the split by time."""
     sync_every: int = Field(1, gt=0)
