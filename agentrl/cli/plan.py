@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from agentrl.cli.arguments import find_run
@@ -31,7 +32,7 @@ from agentrl.plan.simulate import Result
 
 PLANS = Path("plans")
 COMPARE = "compare"
-WIDE = 160
+WIDE = 400
 
 Words = Annotated[
     list[str] | None,
@@ -120,9 +121,9 @@ def _simulate(ledger: Ledger, choice: Choice, steps: int, seed: int, every: bool
 
 def _show(console: Console, ledger: Ledger, choice: Choice, results: tuple[Result, ...]) -> None:
     plan, best = ledger.plan, choice.chosen
-    console.rule(f"[bold]{plan.name}[/]: {plan.shape.name} on {plan.cluster.gpus} {plan.gpu.name}", align="left")
+    console.print(f"[bold]{escape(plan.name)}: {escape(plan.shape.name)} on {plan.cluster.gpus} {plan.gpu.name}[/]\n")
     for title, figures in sections(ledger, choice).items():
-        console.print(figures_table(title, figures), "")
+        console.print(figures_table(title, figures, console.width), "")
     console.print(rows_table("Forms", forms_rows(choice)), "")
     if results:
         steps = len(results[0].steps)

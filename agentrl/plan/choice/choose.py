@@ -21,7 +21,7 @@ from agentrl.plan.choice.reliability import Reliability, reliability
 from agentrl.plan.choice.split import work_ratio
 from agentrl.plan.choice.staleness import Cut, Staleness
 from agentrl.plan.choice.synchronization import SyncCost, sync_cost
-from agentrl.plan.figure import Figure
+from agentrl.plan.figure import Figure, show
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout, Sandboxes, Training
 
@@ -164,6 +164,12 @@ def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Opti
             how = f"{1 / ratio:.3f} x as fast, and is worth it from {enough:g} x"
         found.append(f"{option.label} takes {option.step_s.value:.0f} s, {how}")
         found += [note for note in option.notes if "waits" in note]
+    target, generation = plan.workload.rollout_target_s, chosen.rollout.generation
+    if target is not None and generation.value > target:
+        found.append(
+            f"generation takes {show(generation)} here, over workload.rollout_target_s = {target:g}, for which the "
+            "sandboxes are counted"
+        )
     if plan.form.kind != "auto":
         found.append(f"form.kind = {plan.form.kind!r} was asked for")
     return (*found, *chosen.notes)

@@ -148,7 +148,7 @@ def staleness(
         Figure(f"lag_p{100 * share:g}", row.mean_lag, "versions", f"{lag} at {row.tokens:,.0f} tokens", inputs)
         for share, row in zip(QUANTILES, by_length, strict=True)
     ]
-    words = f"share with {lag} over max_lag = {limit}, which at_limit = 'drop' drops"
+    words = f"share with a lag over max_lag = {limit}, if at_limit = 'drop'; lag: {lag}"
     return Staleness(
         mean_lag=Figure("mean_lag", float(means.mean()), "versions", f"mean of {lag}", inputs),
         lag_p10=shown[0],
@@ -184,7 +184,7 @@ def _cut(tokens: Floats, dropped: Floats, words: str, inputs: tuple[Quantity, ..
     bias, formula = mean / generated if generated else 1.0, f"{kept.name} / mean length of what is generated"
     return Cut(
         dropped_share=Figure("dropped_share", float(dropped.mean()), "share", words, inputs),
-        dropped_token_share=Figure("dropped_token_share", token_share, "share", f"{words}, by tokens", inputs),
+        dropped_token_share=Figure("dropped_token_share", token_share, "share", f"by tokens, {words}", inputs),
         kept_mean_tokens=kept,
         length_bias=Figure("length_bias", bias, "", formula, (kept,)),
     )
