@@ -132,6 +132,7 @@ class RunSection(Settings):
 
 class PlanInput(Settings):
     name: str = "plan"
+    """By default the file's."""
     model: ModelSection
     workload: Workload
     cluster: ClusterSection
@@ -166,7 +167,7 @@ class PlanInput(Settings):
 
 def load(path: Path) -> PlanInput:
     """Read and check a plan file. ConfigError names each wrong key and the nearest valid choice."""
-    plan = parse_section(PlanInput, read_toml(path), str(path))
+    plan = parse_section(PlanInput, {"name": path.stem, **read_toml(path)}, str(path))
     try:
         check(plan)
     except ConfigError as error:
