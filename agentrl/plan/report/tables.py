@@ -14,12 +14,14 @@ from agentrl.plan.simulate import Result
 
 Rows = tuple[tuple[str, ...], ...]
 """The first row is the head."""
+STALENESS = "Staleness"
+"""Begins the title of the lags; the form that has them follows."""
 
 
 def sections(ledger: Ledger, choice: Choice) -> Mapping[str, tuple[Figure, ...]]:
     """The ledger's tables (all GPUs colocated), then the choice's (the chosen form)."""
     chosen = TITLES[choice.chosen.form]
-    streaming = f"Staleness, {TITLES[choice.streaming.form]}" if choice.streaming else ""
+    streaming = f"{STALENESS}, {TITLES[choice.streaming.form]}" if choice.streaming else ""
     parts = {
         "Time against FLOPs": (choice.by_time, choice.by_flops),
         streaming: figures_of(choice.staleness),

@@ -122,7 +122,15 @@ def test_two_plans_are_compared_where_they_differ(plan: Path, capsys: pytest.Cap
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert "0.5 x" in lines["train_s"]
     assert "kv_bytes_per_token" not in lines
-    assert {"small.toml:", "more.toml:"} <= set(lines)
+    assert {"small:", "more:"} <= set(lines)
+
+
+def test_lags_are_compared_where_they_are_of_one_form(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for other, shown in (("async", False), ("colocated_async", True)):
+        plan.write_text(PLAN + '[form]\nkind = "colocated_async"\n')
+        Path("more.toml").write_text(PLAN.replace("samples = 8", "samples = 12") + f'[form]\nkind = "{other}"\n')
+        assert agentrl("plan", "compare", "small.toml", "more.toml") == 0
+        assert ("mean_lag" in capsys.readouterr().out) is shown
 
 
 WRONG = {
