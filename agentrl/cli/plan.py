@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn
 
 from agentrl.cli.arguments import find_run
@@ -26,12 +27,12 @@ from agentrl.plan.ledger import Ledger
 from agentrl.plan.report.export import as_json
 from agentrl.plan.report.forecast import STEPS, simulate_choice
 from agentrl.plan.report.page import page
-from agentrl.plan.report.tables import forms_rows, named, sections, simulation_rows
+from agentrl.plan.report.tables import STALENESS, forms_rows, named, sections, simulation_rows
 from agentrl.plan.simulate import Result
 
 PLANS = Path("plans")
 COMPARE = "compare"
-WIDE = 160
+WIDE = 400
 
 Words = Annotated[
     list[str] | None,
@@ -120,9 +121,9 @@ def _simulate(ledger: Ledger, choice: Choice, steps: int, seed: int, every: bool
 
 def _show(console: Console, ledger: Ledger, choice: Choice, results: tuple[Result, ...]) -> None:
     plan, best = ledger.plan, choice.chosen
-    console.rule(f"[bold]{plan.name}[/]: {plan.shape.name} on {plan.cluster.gpus} {plan.gpu.name}", align="left")
+    console.print(f"[bold]{escape(plan.name)}: {escape(plan.shape.name)} on {plan.cluster.gpus} {plan.gpu.name}[/]\n")
     for title, figures in sections(ledger, choice).items():
-        console.print(figures_table(title, figures), "")
+        console.print(figures_table(title, figures, console.width), "")
     console.print(rows_table("Forms", forms_rows(choice)), "")
     if results:
         steps = len(results[0].steps)
@@ -136,9 +137,13 @@ def _compare(console: Console, paths: list[str]) -> None:
     if len(paths) != 2:
         raise ConfigError(f"compare two plan files, as in `agentrl plan compare A.toml B.toml`, not {len(paths)}")
     plans = [_read(Path(path)) for path in paths]
+    tables = [sections(*plan) for plan in plans]
+    # What stands under the name of a form is compared where both plans show that form; the chosen one's always is.
+    apart = {title for title in tables[0].keys() ^ tables[1].keys() if title.startswith(STALENESS)}
     figures = [
-        {figure.name: figure for table in sections(*plan).values() for figure in table} | _forms(plan[1])
-        for plan in plans
+        {figure.name: figure for title, table in shown.items() if title not in apart for figure in table}
+        | _forms(choice)
+        for shown, (_, choice) in zip(tables, plans, strict=True)
     ]
     names = [ledger.plan.name for ledger, _ in plans]
     if names[0] == names[1]:

@@ -24,13 +24,18 @@ def rows_table(title: str, rows: Rows) -> Table:
     return table
 
 
-def figures_table(title: str, figures: Sequence[Figure]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True, min_width=28)
-    table.add_column(justify="right", no_wrap=True, min_width=14)
-    table.add_column(style="dim", overflow="ellipsis", no_wrap=True)
-    for figure in figures:
-        table.add_row(escape(figure.name), escape(show(figure)), escape(figure.formula))
+def figures_table(title: str, figures: Sequence[Figure], width: int) -> Table:
+    """Names and numbers whole; of the formulas what `width` leaves room for."""
+    rows = [(figure.name, show(figure), figure.formula) for figure in figures]
+    name, value, formula = (max(map(len, column)) for column in zip(*rows, strict=True))
+    name, value = max(name, 28), max(value, 14)
+    cut = name + value + formula + 4 > width
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, show_header=False, expand=cut)
+    table.add_column(no_wrap=True, min_width=name)
+    table.add_column(justify="right", no_wrap=True, min_width=value)
+    table.add_column(style="dim", overflow="ellipsis", no_wrap=True, ratio=1 if cut else None)
+    for row in rows:
+        table.add_row(*map(escape, row))
     return table
 
 

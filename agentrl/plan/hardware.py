@@ -35,7 +35,6 @@ class Gpu:
 class CpuHost:
     name: str
     cores: int
-    memory_bytes: float
     usd_per_hour: float
     source: str
 
@@ -67,11 +66,11 @@ GPUS: Mapping[str, Gpu] = {
 CPU_HOSTS: Mapping[str, CpuHost] = {
     host.name: host
     for host in (
-        CpuHost("cpu-80", 80, 320e9, 4.00, "a two-socket server of 80 cores at $0.05 a core hour"),
-        CpuHost("c7i.24xlarge", 96, 206e9, 4.284, "AWS on-demand list price, us-east-1"),
-        CpuHost("c7i.48xlarge", 192, 412e9, 8.568, "AWS on-demand list price, us-east-1"),
-        CpuHost("m7i.48xlarge", 192, 825e9, 9.677, "AWS on-demand list price, us-east-1"),
-        CpuHost("c7a.48xlarge", 192, 412e9, 9.853, "AWS on-demand list price, us-east-1"),
+        CpuHost("cpu-80", 80, 4.00, "a two-socket server of 80 cores at $0.05 a core hour"),
+        CpuHost("c7i.24xlarge", 96, 4.284, "AWS on-demand list price, us-east-1"),
+        CpuHost("c7i.48xlarge", 192, 8.568, "AWS on-demand list price, us-east-1"),
+        CpuHost("m7i.48xlarge", 192, 9.677, "AWS on-demand list price, us-east-1"),
+        CpuHost("c7a.48xlarge", 192, 9.853, "AWS on-demand list price, us-east-1"),
     )
 }
 

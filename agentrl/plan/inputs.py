@@ -88,7 +88,7 @@ class TrainerSection(Settings):
 
 
 class FormSection(Settings):
-    kind: FormName | Literal["auto"] = "auto"
+    kind: Literal["auto", FormName] = "auto"
     rollout_gpus: int | None = Field(None, gt=0)
     """Of a separate form; by default the split by time."""
     sync_every: int = Field(1, gt=0)
@@ -132,6 +132,7 @@ class RunSection(Settings):
 
 class PlanInput(Settings):
     name: str = "plan"
+    """By default the file's."""
     model: ModelSection
     workload: Workload
     cluster: ClusterSection
@@ -166,7 +167,7 @@ class PlanInput(Settings):
 
 def load(path: Path) -> PlanInput:
     """Read and check a plan file. ConfigError names each wrong key and the nearest valid choice."""
-    plan = parse_section(PlanInput, read_toml(path), str(path))
+    plan = parse_section(PlanInput, {"name": path.stem, **read_toml(path)}, str(path))
     try:
         check(plan)
     except ConfigError as error:

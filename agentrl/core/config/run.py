@@ -144,7 +144,8 @@ def _override(tree: dict[str, Any], text: str) -> None:
 def _problem(section: type[BaseModel], loc: tuple[int | str, ...], kind: str, message: str) -> str:
     dotted = ".".join(str(part) for part in loc)
     if kind != "extra_forbidden":
-        return f"{dotted}: {message}" if dotted else message.removeprefix("Value error, ")
+        message = message.removeprefix("Value error, ")
+        return f"{dotted}: {message}" if dotted else message
     known = known_keys(section)
     near = difflib.get_close_matches(dotted, known, n=1, cutoff=0.5)
     if not near:

@@ -19,9 +19,9 @@ from agentrl.plan.choice.options import Option, Refused, option_of
 from agentrl.plan.choice.phases import syncs_of_step
 from agentrl.plan.choice.reliability import Reliability, reliability
 from agentrl.plan.choice.split import work_ratio
-from agentrl.plan.choice.staleness import Staleness
+from agentrl.plan.choice.staleness import Cut, Staleness
 from agentrl.plan.choice.synchronization import SyncCost, sync_cost
-from agentrl.plan.figure import Figure
+from agentrl.plan.figure import Figure, show
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout, Sandboxes, Training
 
@@ -47,12 +47,17 @@ class Choice:
     """Generation to training in seconds on all GPUs: what the split follows."""
     by_flops: Figure
     """The same in FLOPs, which points the other way."""
-    staleness: Staleness | None
-    """Of the chosen form if it streams, else of the fastest that does and fits. The others have one lag, 0 or 1."""
+    streaming: Option | None
+    """Whose staleness is shown: the chosen form if it streams, else `async`, which the lag limit is about, else what
+    else streams and fits. The others have one lag, 0 or 1."""
     sync: SyncCost
     reliability: Reliability
     sandboxes: SandboxChoice | None
     residency: ResidencyChoice | None
+
+    @property
+    def staleness(self) -> Staleness | None:
+        return self.streaming.staleness if self.streaming else None
 
     def option(self, form: Form) -> Option | None:
         return next((option for option in self.options if option.form is form), None)
@@ -63,9 +68,16 @@ class Choice:
             yield from (option.step_s, option.mfu, option.usd)
         yield from (*self.speedups, self.by_time, self.by_flops)
         for part in (self.staleness, self.sync, self.reliability, self.sandboxes, self.residency):
-            if part is not None:
-                values = (getattr(part, field.name) for field in fields(part))
-                yield from (value for value in values if isinstance(value, Figure))
+            yield from figures_of(part)
+
+
+def figures_of(part: object) -> Iterator[Figure]:
+    """The figures among the fields of a part and of its own parts, in their order; none of a part that is not there."""
+    if isinstance(part, Figure):
+        yield part
+    elif isinstance(part, Staleness | Cut | SyncCost | Reliability | SandboxChoice | ResidencyChoice):
+        for field in fields(part):
+            yield from figures_of(getattr(part, field.name))
 
 
 def choose(plan: PlanInput) -> Choice:
@@ -100,7 +112,7 @@ def choose(plan: PlanInput) -> Choice:
         speedups=tuple(_speedup(fit[0], option) for option in fit),
         by_time=work_ratio(whole.generation, training.total, "generation_to_training_s"),
         by_flops=work_ratio(training.flops.decode, training.flops.train, "generation_to_training_flops"),
-        staleness=chosen.staleness or next((option.staleness for option in ranked if option.staleness), None),
+        streaming=next((option for option in (chosen, *reversed(fit)) if option.staleness), None),
         sync=sync,
         reliability=saving,
         sandboxes=sandboxes,
@@ -152,6 +164,12 @@ def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Opti
             how = f"{1 / ratio:.3f} x as fast, and is worth it from {enough:g} x"
         found.append(f"{option.label} takes {option.step_s.value:.0f} s, {how}")
         found += [note for note in option.notes if "waits" in note]
+    target, generation = plan.workload.rollout_target_s, chosen.rollout.generation
+    if target is not None and generation.value > target:
+        found.append(
+            f"generation takes {show(generation)} here, over workload.rollout_target_s = {target:g}, for which the "
+            "sandboxes are counted"
+        )
     if plan.form.kind != "auto":
         found.append(f"form.kind = {plan.form.kind!r} was asked for")
     return (*found, *chosen.notes)

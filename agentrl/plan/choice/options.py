@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from agentrl.core.errors import ConfigError
+from agentrl.plan.choice.dropping import begins_within, pool_share, streamed_token_s, taken_after
 from agentrl.plan.choice.forms import Form, Overlap, step_s
 from agentrl.plan.choice.phases import PlanPhases, continuation_s, syncs_of_step, waiting_s
 from agentrl.plan.choice.split import Split, fastest, split_at, split_curve
-from agentrl.plan.choice.staleness import Staleness, staleness_of
+from agentrl.plan.choice.staleness import Staleness, environment_of, episode_lengths, staleness
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Ledger, Rollout, build_ledger, step_mfu
@@ -53,17 +54,13 @@ class Refused:
 
 
 _NO_LIMIT = 1_000_000
-MOST_DROPPED = 0.9
-"""A form that would drop more of what it samples than this is refused."""
 
 
 def option_of(plan: PlanInput, form: Form) -> Option | Refused:
     if form.overlap is not Overlap.NONE and plan.form.max_lag == 0:
         return Refused(form, "form.max_lag: 0 lets no sample be older than the weights it trains; at least 1")
     try:
-        best = _best(plan, form, None)
-        if form is Form.ASYNC and plan.form.at_limit == "drop":
-            best = _dropping(plan, best)
+        best = _best(plan, form)
         if form is Form.ASYNC and plan.form.at_limit == "wait":
             best = replace(best, notes=(*best.notes, *_waiting(plan, best)))
         return replace(best, staleness=_staleness(plan, best)) if form.overlap is Overlap.STREAM else best
@@ -71,21 +68,30 @@ def option_of(plan: PlanInput, form: Form) -> Option | Refused:
         return Refused(form, error.message)
 
 
-def _best(plan: PlanInput, form: Form, dropped: Quantity | None) -> Option:
-    return _separate(plan, form, dropped) if form.separate else _colocated(plan, form)
+def _best(plan: PlanInput, form: Form) -> Option:
+    return _separate(plan, form) if form.separate else _colocated(plan, form)
 
 
 def _staleness(plan: PlanInput, option: Option) -> Staleness:
     """Of a streaming form, at its own pace."""
     syncs = syncs_of_step(plan, option.form)
     step, pace = option.step_s, option.rollout.decode_step
+    busy: Quantity
     interval = Figure("sync_interval_s", step.value / syncs.value, "s", f"{step.name} / syncs", (step, syncs))
-    if not option.form.separate:
+    work, split = plan.workload, option.split
+    lengths, other = episode_lengths(work), environment_of(work)
+    if split is None:
         busy = option.rollout.throughput
         formula = f"{pace.name} x {step.name} / {busy.name}"
         value = pace.value * step.value / busy.value
         pace = Figure("paused_token_s", value, "s", formula, (pace, step, busy), "generation pauses for training")
-    return staleness_of(plan.workload, pace, interval, plan.form.max_lag, 1 if option.form.separate else 0)
+        at_once = Input("taken_after", 0, "versions", "the trainer begins when its batch is there")
+        return staleness(lengths, pace, other, interval, None, at_once, work.samples)
+    busy = option.rollout.throughput if plan.form.at_limit == "wait" else split.throughput_s
+    share = pool_share(busy, step, option.sync_s)
+    pace, after = streamed_token_s(option.rollout, share), taken_after(split.training_s, step)
+    begins = begins_within(option.rollout, pace, share, interval)
+    return staleness(lengths, pace, other, interval, plan.form.max_lag, after, work.samples, begins)
 
 
 def _colocated(plan: PlanInput, form: Form) -> Option:
@@ -98,8 +104,8 @@ def _colocated(plan: PlanInput, form: Form) -> Option:
     return _option(ledger, form, step, sync, rollout, plan.cluster.gpus)
 
 
-def _separate(plan: PlanInput, form: Form, dropped: Quantity | None) -> Option:
-    gpus, phases = plan.cluster.gpus, PlanPhases(plan, form, dropped)
+def _separate(plan: PlanInput, form: Form) -> Option:
+    gpus, phases = plan.cluster.gpus, PlanPhases(plan, form)
     if plan.form.rollout_gpus is not None:
         curve: tuple[Split, ...] = (split_at(form, phases, plan.form.rollout_gpus, gpus - plan.form.rollout_gpus),)
     else:
@@ -131,28 +137,9 @@ def _option(ledger: Ledger, form: Form, step: Figure, sync: Quantity, rollout: R
     return Option(form, step, replace(mfu, name=f"step_mfu.{form}"), usd, sync, rollout, trainer_gpus)
 
 
-def _dropping(plan: PlanInput, best: Option) -> Option:
-    """With the share that is dropped and sampled again: more of it makes longer steps, in which less gets too old."""
-    if _staleness(plan, best).dropped_token_share.value == 0:
-        return best
-    low, high = 0.0, MOST_DROPPED
-    for _ in range(10):
-        middle = (low + high) / 2
-        best = _best(
-            plan, best.form, Input("dropped_token_share", middle, "share", "what the limit drops at this step")
-        )
-        low, high = (middle, high) if _staleness(plan, best).dropped_token_share.value > middle else (low, middle)
-    if low > 0.99 * MOST_DROPPED:
-        raise ConfigError(
-            f"form.max_lag: {plan.form.max_lag} drops over {100 * MOST_DROPPED:.0f} % of what {best.form} samples; "
-            "raise it, or set form.at_limit = 'partial'"
-        )
-    return best
-
-
 def _waiting(plan: PlanInput, option: Option) -> tuple[str, ...]:
     """What a limit that is waited for costs, when it does."""
-    free = _best(_with_limit(plan, _NO_LIMIT), option.form, None)
+    free = _best(_with_limit(plan, _NO_LIMIT), option.form)
     lost, generating = option.step_s.value - free.step_s.value, free.step_s.value - free.sync_s.value
     if lost < 1e-6 * free.step_s.value:
         return ()

@@ -9,6 +9,7 @@ import math
 
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.correction import continuation_flops, running_sequences
+from agentrl.plan.choice.dropping import MOST_DROPPED, dropped_share
 from agentrl.plan.choice.forms import Form
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
@@ -22,12 +23,11 @@ _LONGEST = "[workload] 1 - 1/episodes quantile"
 class PlanPhases:
     """Of separate pools; the colocated forms need no split."""
 
-    def __init__(self, plan: PlanInput, form: Form, dropped: Quantity | None = None) -> None:
+    def __init__(self, plan: PlanInput, form: Form) -> None:
         self.plan = plan
         self.form = form
-        self.dropped = dropped
-        """Share of the sampled tokens that a lag limit throws away."""
         self._rollouts: dict[int, Rollout] = {}
+        self._dropped: dict[int, Figure] = {}
 
     def rollout(self, gpus: int) -> Rollout:
         if gpus not in self._rollouts:
@@ -35,7 +35,17 @@ class PlanPhases:
         return self._rollouts[gpus]
 
     def throughput_s(self, gpus: int) -> Figure:
-        return streamed_throughput_s(self.plan, self.form, self.rollout(gpus), self.dropped)
+        return streamed_throughput_s(self.plan, self.form, self.rollout(gpus), self.dropped_share(gpus))
+
+    def dropped_share(self, gpus: int) -> Figure | None:
+        """What the lag limit throws away when the trainer has all other GPUs; None where none does."""
+        if not drops(self.plan, self.form):
+            return None
+        if gpus not in self._dropped:
+            training, sync = self.training_s(self.plan.cluster.gpus - gpus), self.sync_s(gpus)
+            syncs = syncs_of_step(self.plan, self.form)
+            self._dropped[gpus] = dropped_share(self.plan, self.rollout(gpus), training, sync, syncs)
+        return self._dropped[gpus]
 
     def tail_s(self, gpus: int) -> Figure:
         return self.rollout(gpus).tail
@@ -52,7 +62,18 @@ class PlanPhases:
             TrainerMemory(self.plan, trainer_gpus).check()
         except ConfigError as error:
             return (error.message,)
+        dropped = self.dropped_share(rollout_gpus)
+        if dropped is not None and dropped.value >= MOST_DROPPED:
+            return (
+                f"form.max_lag: {self.plan.form.max_lag} drops over {100 * MOST_DROPPED:.0f} % of what {self.form} "
+                "samples; raise it, or set form.at_limit = 'partial'",
+            )
         return ()
+
+
+def drops(plan: PlanInput, form: Form) -> bool:
+    """A lag limit throws samples away."""
+    return form is Form.ASYNC and plan.form.at_limit == "drop"
 
 
 def syncs_of_step(plan: PlanInput, form: Form) -> Figure:
@@ -77,8 +98,8 @@ def streamed_throughput_s(plan: PlanInput, form: Form, rollout: Rollout, dropped
         return rollout.throughput
     if plan.form.at_limit == "wait":
         return paced_throughput_s(plan, form, rollout)
-    if plan.form.at_limit == "drop":
-        return rollout.throughput if dropped is None else repeated_throughput_s(rollout.throughput, dropped)
+    if dropped is not None:
+        return repeated_throughput_s(rollout.throughput, dropped)
     continued = syncs_of_step_s(plan, form, continuation_s(plan, rollout), "step_continuation_s")
     return total("interrupted_throughput_s", "s", (rollout.throughput, continued))
 
@@ -117,7 +138,7 @@ def paced_throughput_s(plan: PlanInput, form: Form, rollout: Rollout) -> Figure:
 
 
 def repeated_throughput_s(throughput: Quantity, dropped: Quantity) -> Figure:
-    """What is dropped is sampled again."""
+    """A batch is a number of samples: for each that is dropped another one of any length is sampled."""
     return Figure(
         "repeated_throughput_s",
         throughput.value / (1 - dropped.value),

@@ -1,8 +1,8 @@
 """How many versions behind a sample will be, by its length. Called by `options` and the report.
 
 A sample is trained when its whole group is there. If its group takes x intervals between two syncs, from any point of
-one with equal chance, it meets x syncs on average: floor(x), or one more if it began late. On GPUs of its own the
-trainer takes it after the next sync, one version later; where it shares them, before.
+one with equal chance, it meets x syncs on average: floor(x), or one more if it began late. A trainer with GPUs of its
+own takes it when it has done with the batch before, which is up to a version later; where it shares them, at once.
 Invariant: lag grows with length, so that whatever a limit drops is longer than what it keeps.
 """
 
@@ -11,6 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.workload import Lengths, Workload
@@ -19,6 +23,7 @@ QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
 """Of lengths, that a table shows."""
 POINTS, MATES = 400, 40
 """Values of equal share that stand for a distribution of lengths, and for that of the longest other of a group."""
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,20 @@ class LengthLag:
     tokens: float
     mean_lag: float
     dropped: float
-    """Share of them that the limit drops."""
+    """Share of them that the limit drops, if there is one."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a drop limit takes away."""
+
+    dropped_share: Figure
+    """Of the samples."""
+    dropped_token_share: Figure
+    kept_mean_tokens: Figure
+    """Mean length of what is trained on; generated is longer, which is the bias of dropping by lag."""
+    length_bias: Figure
+    """kept mean / generated mean: 1 without bias."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +62,12 @@ class Staleness:
     lag_shares: tuple[float, ...]
     """Share of the samples with lag 0, 1, 2, ..."""
     by_length: tuple[LengthLag, ...]
-    dropped_share: Figure
-    """Of the samples, by the drop limit."""
-    dropped_token_share: Figure
-    kept_mean_tokens: Figure
-    """Mean length of what is trained on; generated is longer, which is the bias of dropping by lag."""
-    length_bias: Figure
-    """kept mean / generated mean: 1 without bias."""
+    cut: Cut | None
+    """None where no limit applies."""
+
+
+ONE_VERSION = Input("taken_after", 1, "versions", "the trainer is always busy")
+ANY_TIME = Input("begins_within", 1, "share", "at any moment of an interval")
 
 
 def version_lags(trainer_version: Quantity, versions: Sequence[Quantity]) -> tuple[Figure, ...]:
@@ -97,13 +114,9 @@ def episode_lengths(work: Workload) -> Lengths:
     return Lengths(kind="lognormal", mean=turns * turn.mean, sigma=sigma)
 
 
-def staleness_of(work: Workload, token_s: Quantity, interval_s: Quantity, limit: int, taken_after: int) -> Staleness:
-    """Of a streaming form: tokens at the pace of the full batch, and the environment's mean.
-
-    `limit` is what `at_limit = "drop"` would allow.
-    """
-    environment = Input("episode_environment_s", work.turns * work.environment_s.mean, "s", "[workload] turns x mean")
-    return staleness(episode_lengths(work), token_s, environment, interval_s, limit, taken_after, work.samples)
+def environment_of(work: Workload) -> Input:
+    """What a sample takes besides its tokens."""
+    return Input("episode_environment_s", work.turns * work.environment_s.mean, "s", "[workload] turns x mean")
 
 
 def staleness(
@@ -112,68 +125,78 @@ def staleness(
     other_s: Quantity,
     interval_s: Quantity,
     limit: int | None,
-    taken_after: int = 1,
+    taken_after: Quantity = ONE_VERSION,
     group: int = 1,
+    begins: Quantity = ANY_TIME,
 ) -> Staleness:
     """Lags over a distribution of lengths, for groups of `group` samples that start together.
 
-    `other_s` is what a sample takes besides its tokens; `taken_after` the syncs between its group's end and its
-    training. `limit` None drops nothing.
+    `other_s` is what a sample takes besides its tokens; `taken_after` the versions between its group's end and its
+    training; `begins` the part of an interval, from its start, in which samples begin. `limit` None drops nothing.
     """
-    tokens = [lengths.quantile((at + 0.5) / POINTS) for at in range(POINTS)]
-    mates = [lengths.quantile(((at + 0.5) / MATES) ** (1 / (group - 1))) for at in range(MATES)] if group > 1 else [0.0]
-    lags = [
-        [(max(length, mate) * token_s.value + other_s.value) / interval_s.value + taken_after for mate in mates]
-        for length in tokens
-    ]
-    dropped = [0.0 if limit is None else _mean([over_limit(value, limit) for value in row]) for row in lags]
-    after = Input("taken_after", taken_after, "versions", "the form")
-    inputs = (token_s, other_s, interval_s, Input("group_size", group, source="[workload]"), after)
-    lag = f"(longest of the group x {token_s.name} + {other_s.name}) / {interval_s.name} + {after.name}"
+    tokens, longest = group_lengths(lengths, group)
+    lags = (longest * token_s.value + other_s.value) / interval_s.value + taken_after.value
+    over = np.zeros_like(lags) if limit is None else over_limit(lags, limit, begins.value)
+    means, dropped = lags.mean(axis=1), over.mean(axis=1)
+    inputs = (token_s, other_s, interval_s, Input("group_size", group, source="[workload]"), taken_after)
+    lag = f"(longest of the group x {token_s.name} + {other_s.name}) / {interval_s.name} + {taken_after.name}"
     by_length = tuple(
-        LengthLag(tokens[at], _mean(lags[at]), dropped[at]) for at in (int(share * (POINTS - 1)) for share in QUANTILES)
+        LengthLag(float(tokens[at]), float(means[at]), float(dropped[at]))
+        for at in (int(share * (POINTS - 1)) for share in QUANTILES)
     )
     shown = [
         Figure(f"lag_p{100 * share:g}", row.mean_lag, "versions", f"{lag} at {row.tokens:,.0f} tokens", inputs)
         for share, row in zip(QUANTILES, by_length, strict=True)
     ]
-    samples, token_share, kept, bias = _cut(tokens, dropped, f"share of {lag} over the limit", inputs)
+    words = f"share with a lag over max_lag = {limit}, if at_limit = 'drop'; lag: {lag}"
     return Staleness(
-        mean_lag=Figure("mean_lag", _mean([_mean(row) for row in lags]), "versions", f"mean of {lag}", inputs),
+        mean_lag=Figure("mean_lag", float(means.mean()), "versions", f"mean of {lag}", inputs),
         lag_p10=shown[0],
         lag_p50=shown[2],
         lag_p90=shown[4],
         lag_p99=shown[5],
-        lag_shares=lag_shares([value for row in lags for value in row]),
+        lag_shares=lag_shares(lags.ravel().tolist()),
         by_length=by_length,
-        dropped_share=samples,
-        dropped_token_share=token_share,
-        kept_mean_tokens=kept,
-        length_bias=bias,
+        cut=None if limit is None else _cut(tokens, dropped, words, (*inputs, begins)),
     )
 
 
-def _cut(
-    tokens: Sequence[float], dropped: Sequence[float], words: str, inputs: tuple[Quantity, ...]
-) -> tuple[Figure, Figure, Figure, Figure]:
-    """Share of samples and of tokens dropped, mean length of the rest, and that over the mean of all."""
-    kept_tokens = _mean([(1 - share) * length for share, length in zip(dropped, tokens, strict=True)])
-    generated, kept_share = _mean(tokens), 1 - _mean(dropped)
-    mean = kept_tokens / kept_share if kept_share else 0.0
+@lru_cache(maxsize=16)
+def group_lengths(lengths: Lengths, group: int) -> tuple[Floats, Floats]:
+    """Lengths of equal share; and for each, in a row, the longest of its group."""
+    shares = (np.arange(POINTS) + 0.5) / POINTS
+    tokens = np.array([lengths.quantile(float(share)) for share in shares])
+    if group == 1:
+        return tokens, tokens[:, None]
+    mates = [lengths.quantile(((at + 0.5) / MATES) ** (1 / (group - 1))) for at in range(MATES)]
+    return tokens, np.maximum(tokens[:, None], np.array(mates))
+
+
+def _cut(tokens: Floats, dropped: Floats, words: str, inputs: tuple[Quantity, ...]) -> Cut:
+    kept_tokens, generated, kept_share = (
+        float(((1 - dropped) * tokens).mean()),
+        float(tokens.mean()),
+        1 - dropped.mean(),
+    )
+    mean = kept_tokens / float(kept_share) if kept_share else 0.0
     kept = Figure("kept_mean_tokens", mean, "tokens", "mean length of what is kept", inputs)
     token_share = 1 - kept_tokens / generated if generated else 0.0
     bias, formula = mean / generated if generated else 1.0, f"{kept.name} / mean length of what is generated"
-    return (
-        Figure("dropped_share", 1 - kept_share, "share", words, inputs),
-        Figure("dropped_token_share", token_share, "share", f"{words}, by tokens", inputs),
-        kept,
-        Figure("length_bias", bias, "", formula, (kept,)),
+    return Cut(
+        dropped_share=Figure("dropped_share", float(dropped.mean()), "share", words, inputs),
+        dropped_token_share=Figure("dropped_token_share", token_share, "share", f"by tokens, {words}", inputs),
+        kept_mean_tokens=kept,
+        length_bias=Figure("length_bias", bias, "", formula, (kept,)),
     )
 
 
-def over_limit(mean_lag: float, limit: int) -> float:
-    """Chance that a sample of this mean lag lags more than `limit`, over all starting points in an interval."""
-    return min(max(mean_lag - limit, 0.0), 1.0)
+def over_limit(mean_lags: Floats, limit: int, begins: float = 1.0) -> Floats:
+    """Chance that samples of these mean lags lag more than `limit`, over all starts in a first part of an interval.
+
+    A sample that begins at u lags floor(u + its mean lag).
+    """
+    over: Floats = np.clip((mean_lags - limit - (1 - begins)) / max(begins, 1e-9), 0.0, 1.0)
+    return over
 
 
 def lag_shares(mean_lags: Sequence[float]) -> tuple[float, ...]:
@@ -186,7 +209,3 @@ def lag_shares(mean_lags: Sequence[float]) -> tuple[float, ...]:
     while len(shares) > 1 and shares[-1] == 0:
         shares.pop()
     return tuple(shares)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -91,6 +91,13 @@ class Given:
         return Input("network_bytes_per_s", self.plan.gpu.network_bytes_per_s, "B/s", self._gpu)
 
     @property
+    def gather_rate(self) -> Input:
+        """At which a GPU gathers what the others hold: within a node over its own links."""
+        if self.plan.cluster.gpus <= self.plan.cluster.gpus_per_node:
+            return Input("peer_bytes_per_s", self.plan.gpu.peer_bytes_per_s, "B/s", self._gpu)
+        return self.network_rate
+
+    @property
     def instance_gpus(self) -> Input:
         return Input("gpus_per_instance", self.plan.rollout.gpus_per_instance, source="[rollout]")
 

@@ -28,13 +28,6 @@ def cpu_hours(runs: Quantity, seconds: Quantity, cores: Quantity) -> Figure:
     return Figure("cpu_hours", value, "core hours", formula, (runs, seconds, cores))
 
 
-def episode_s(turns: Quantity, sampling: Quantity, environment: Quantity) -> Figure:
-    """Wall clock of an average episode."""
-    value = turns.value * (sampling.value + environment.value)
-    formula = f"{turns.name} x ({sampling.name} + {environment.name})"
-    return Figure("mean_episode_s", value, "s", formula, (turns, sampling, environment))
-
-
 def releasable_sandboxes(runs: Quantity, seconds: Quantity, target: Quantity) -> Figure:
     """Sandboxes busy at once if each is given back after its command."""
     value = runs.value * seconds.value / target.value

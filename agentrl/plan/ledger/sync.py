@@ -71,9 +71,7 @@ class Sync:
     @cached_property
     def ipc(self) -> Figure:
         """Colocated: every GPU gathers the model parameter by parameter, then hands it over by CUDA IPC."""
-        return transfer_s(
-            "sync_ipc_s", self.bytes, self.given.network_rate, "vLLM documentation, Weight Transfer (IPC)"
-        )
+        return transfer_s("sync_ipc_s", self.bytes, self.given.gather_rate, "vLLM documentation, Weight Transfer (IPC)")
 
     @cached_property
     def nccl_bound(self) -> Figure:

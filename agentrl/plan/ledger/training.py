@@ -40,13 +40,5 @@ class Training:
         return compute_s("train_s", self.flops.train, self._gpus, given.peak_flops, given.assumed("train_mfu"))
 
     @cached_property
-    def micro_update(self) -> Figure:
-        """Of one optimizer update (mini-batch) of the step."""
-        updates = self.given.trainer("updates")
-        return Figure(
-            "update_s", self.update.value / updates.value, "s", f"train_s / {updates.name}", (self.update, updates)
-        )
-
-    @cached_property
     def total(self) -> Figure:
         return total("training_s", "s", (self.forward, self.update))

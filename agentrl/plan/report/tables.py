@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from agentrl.plan.choice.choose import Choice
+from agentrl.plan.choice.choose import Choice, figures_of
 from agentrl.plan.figure import Figure, Quantity, find
 from agentrl.plan.ledger import Ledger
 from agentrl.plan.report.timeline import TITLES
@@ -15,19 +14,24 @@ from agentrl.plan.simulate import Result
 
 Rows = tuple[tuple[str, ...], ...]
 """The first row is the head."""
+STALENESS = "Staleness"
+"""Begins the title of the lags; the form that has them follows."""
 
 
 def sections(ledger: Ledger, choice: Choice) -> Mapping[str, tuple[Figure, ...]]:
     """The ledger's tables (all GPUs colocated), then the choice's (the chosen form)."""
+    chosen = TITLES[choice.chosen.form]
+    streaming = f"{STALENESS}, {TITLES[choice.streaming.form]}" if choice.streaming else ""
     parts = {
         "Time against FLOPs": (choice.by_time, choice.by_flops),
-        "Staleness": _figures(choice.staleness),
-        "Cost of weight sync": _figures(choice.sync),
-        "Checkpoints and failures": _figures(choice.reliability),
-        "Holding or releasing sandboxes": _figures(choice.sandboxes),
-        "KV of waiting turns": _figures(choice.residency),
+        streaming: figures_of(choice.staleness),
+        f"Cost of weight sync, {chosen}": figures_of(choice.sync),
+        f"Checkpoints and failures, {chosen}": figures_of(choice.reliability),
+        "Holding or releasing sandboxes": figures_of(choice.sandboxes),
+        "KV of waiting turns": figures_of(choice.residency),
     }
-    return {**ledger.sections, **{title: found for title, found in parts.items() if found}}
+    found = {title: tuple(figures) for title, figures in parts.items()}
+    return {**ledger.sections, **{title: figures for title, figures in found.items() if figures}}
 
 
 def named(ledger: Ledger, choice: Choice, name: str) -> Quantity:
@@ -65,11 +69,3 @@ def simulation_rows(choice: Choice, results: Sequence[Result]) -> Rows:
             f"{found.sandboxes.peak:,}",
         ))  # fmt: skip
     return (head, *rows)
-
-
-def _figures(part: object) -> tuple[Figure, ...]:
-    """The figures among a part's fields; none when the plan has no such part."""
-    if part is None:
-        return ()
-    values: Iterable[object] = (getattr(part, field.name) for field in fields(part))  # type: ignore[arg-type]
-    return tuple(value for value in values if isinstance(value, Figure))

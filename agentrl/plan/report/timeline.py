@@ -40,9 +40,6 @@ class Lane:
     gpus: int
     segments: tuple[Segment, ...]
 
-    def busy_s(self) -> float:
-        return sum(segment.seconds for segment in self.segments if segment.kind != "idle")
-
 
 def lanes(option: Option, ledger: Ledger) -> tuple[Lane, ...]:
     """The pools of a form, each with its part of the step in order."""

@@ -36,6 +36,10 @@ class Buffer:
     def add(self, rows: Rows) -> None:
         self._rows = np.concatenate([self._rows, rows])
 
+    def begun_before(self, version: int) -> int:
+        """Trajectories whose first token older weights sampled."""
+        return int((self._rows["version"] < version).sum())
+
     def clear(self) -> Rows:
         """Empty the buffer; returns what was in it."""
         rows, self._rows = self._rows, np.empty(0, dtype=ROW)

@@ -112,6 +112,10 @@ class Replicas:
         """Trajectories that hold a place or wait for one."""
         return int(self.taken.sum() + self.quota.sum())
 
+    def begun_before(self, version: int) -> int:
+        """Trajectories in flight whose first token older weights sampled."""
+        return int((self.taken & (self.first_version < version)).sum())
+
     def oldest_version(self) -> int | None:
         """Of the weights that any trajectory in flight began with."""
         return int(self.first_version[self.taken].min()) if self.taken.any() else None

@@ -47,8 +47,13 @@ class _Stream:
         if known.policy is Policy.BACKFILL:
             self.replicas.hand_in(max(0, known.replicas * known.places + 8 * known.batch - there))
             return
+        there += len(self._buffer)
+        if known.policy is Policy.DROP:
+            # What is too old by now is only waiting to be thrown away: others are sampled in its stead.
+            oldest = version - known.max_lag
+            there -= self.replicas.begun_before(oldest) + self._buffer.begun_before(oldest)
         bound = (known.max_lag + version + 1) * known.batch
-        self.replicas.hand_in(max(0, bound - self._consumed - len(self._buffer) - there))
+        self.replicas.hand_in(max(0, bound - self._consumed - there))
 
     def next(self, version: int, free: float) -> tuple[Batch, float]:
         """The batch of this version, and when the trainer, idle from `free` on, can begin with it."""

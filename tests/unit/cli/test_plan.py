@@ -44,7 +44,38 @@ def test_a_plan_is_printed_and_written_as_a_page(plan: Path, capsys: pytest.Capt
     shown = capsys.readouterr().out
     for words in ("decode_step_s", "MFU waterfall", "Forms", "Simulation of 2 steps", "report: plans/small.html"):
         assert words in shown
+    assert shown.startswith("small: Llama-3-8B on 16 H100"), "named as its file when it has no name"
     assert "<svg" in Path("plans/small.html").read_text()
+
+
+def test_a_narrow_terminal_cuts_formulas_and_no_number(
+    plan: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    assert agentrl("plan", "small.toml", "--steps", "0") == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("instance_tokens_per_s"))
+    assert "tokens/s" in line
+    assert line.endswith("\N{HORIZONTAL ELLIPSIS}")
+
+
+def test_a_drop_limit_is_shown_for_the_form_that_has_it(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan.write_text(PLAN + '[form]\nkind = "async"\nat_limit = "drop"\nmax_lag = 2\n')
+    assert agentrl("plan", "small.toml", "--steps", "0") == 0
+    shown = capsys.readouterr().out
+    assert "Staleness, async" in shown
+    assert "over max_lag = 2" in shown
+    plan.write_text(PLAN + '[form]\nkind = "colocated_async"\n')
+    assert agentrl("plan", "small.toml", "--steps", "0") == 0
+    shown = capsys.readouterr().out
+    assert "Staleness, colocated async" in shown
+    assert "dropped_share" not in shown, "it cuts and continues, whatever the lag"
+
+
+def test_a_rollout_target_that_is_not_met_is_told(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for target, told in ((1, True), (1_000_000, False)):
+        plan.write_text(PLAN.replace("samples = 8", f"samples = 8\nrollout_target_s = {target}"))
+        assert agentrl("plan", "small.toml", "--steps", "0") == 0
+        assert ("over workload.rollout_target_s = 1," in capsys.readouterr().out) is told
 
 
 def test_a_plan_that_only_fits_in_separate_pools_is_printed(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,7 +122,15 @@ def test_two_plans_are_compared_where_they_differ(plan: Path, capsys: pytest.Cap
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert "0.5 x" in lines["train_s"]
     assert "kv_bytes_per_token" not in lines
-    assert {"small.toml:", "more.toml:"} <= set(lines)
+    assert {"small:", "more:"} <= set(lines)
+
+
+def test_lags_are_compared_where_they_are_of_one_form(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for other, shown in (("async", False), ("colocated_async", True)):
+        plan.write_text(PLAN + '[form]\nkind = "colocated_async"\n')
+        Path("more.toml").write_text(PLAN.replace("samples = 8", "samples = 12") + f'[form]\nkind = "{other}"\n')
+        assert agentrl("plan", "compare", "small.toml", "more.toml") == 0
+        assert ("mean_lag" in capsys.readouterr().out) is shown
 
 
 WRONG = {
@@ -102,6 +141,10 @@ WRONG = {
     "unknown key": (
         ("prompts = 64", "prompts = 64\npromts = 3"),
         ("workload.promts", "did you mean 'workload.prompts'"),
+    ),
+    "unknown form": (
+        ("[cluster]", '[form]\nkind = "asinc"\n[cluster]'),
+        ("form.kind: Input should be 'auto'", "'async'"),
     ),
     "no GPU": (("gpus = 16", "gpus = 0"), ("cluster.gpus", "greater than 0")),
     "fits nowhere": (("Llama-3-8B", "DeepSeek-V3"), ("gpus", "H100", "DeepSeek-V3", "nearest")),

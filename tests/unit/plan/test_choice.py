@@ -54,7 +54,8 @@ def test_without_a_tail_the_simplest_form_is_chosen() -> None:
     choice = choose(plan(workload=no_tail()))
     assert choice.chosen.form is Form.COLOCATED
     assert choice.chosen.staleness is None
-    assert choice.staleness is not None, "what a streaming form would bring"
+    assert choice.streaming is not None, "what a streaming form would bring"
+    assert choice.streaming.form is Form.ASYNC
     assert "the tail is 0 %" in choice.reasons[0]
 
 
@@ -151,20 +152,21 @@ def test_a_plan_remade_for_another_gpu_reads_that_gpus_data_sheet() -> None:
 def test_waiting_dropping_and_cutting_each_cost_something_of_their_own() -> None:
     """One update every 1/8 of a step: the longest response spans many versions."""
     many = {"trainer": {"updates": 8}}
+    form = {"kind": "async", "rollout_gpus": 42}
     steps = {
-        at_limit: choose(plan(**many, form={"kind": "async", "at_limit": at_limit, "max_lag": 2}))
+        at_limit: choose(plan(**many, form={**form, "at_limit": at_limit, "max_lag": 2}))
         for at_limit in ("wait", "drop", "partial")
     }
-    free = choose(plan(**many, form={"kind": "async", "at_limit": "wait", "max_lag": 100}))
+    free = choose(plan(**many, form={**form, "at_limit": "wait", "max_lag": 100}))
     for at_limit, choice in steps.items():
         assert choice.chosen.step_s.value >= free.chosen.step_s.value, at_limit
-    found = find([steps["drop"].chosen.step_s], "dropped_token_share")
+    found = find([steps["drop"].chosen.step_s], "dropped_sample_share")
     assert 0.1 < found.value < 0.9
     assert find([steps["partial"].chosen.step_s], "step_continuation_s").value > 0
 
 
 def test_a_limit_that_would_drop_nearly_everything_is_refused() -> None:
-    choice = choose(plan(trainer={"updates": 64}, form={"at_limit": "drop", "max_lag": 1}))
+    choice = choose(plan(trainer={"updates": 64}, form={"at_limit": "drop", "max_lag": 1, "rollout_gpus": 42}))
     why = {refused.form: refused.why for refused in choice.refused}
     assert "form.max_lag: 1 drops" in why[Form.ASYNC]
     assert "at_limit = 'partial'" in why[Form.ASYNC]

@@ -1,4 +1,5 @@
-"""The closed forms of streaming steps against the simulator: times within 3 percent, lags within 3 percent."""
+"""The closed forms of streaming steps against the simulator: times and lags within 3 percent, shares dropped within 6
+points."""
 
 from __future__ import annotations
 
@@ -26,8 +27,12 @@ HEAVY = {"kind": "lognormal", "mean": 8192, "sigma": 1.5, "cap": 131_072}
         (HEAVY, "wait", 2),
         (HEAVY, "wait", 4),
         (HEAVY, "wait", 16),
+        (REASONING, "drop", 1),
         (REASONING, "drop", 2),
         (REASONING, "drop", 3),
+        (HEAVY, "drop", 4),
+        (HEAVY, "drop", 6),
+        (HEAVY, "drop", 8),
         (REASONING, "partial", 8),
     ],
     ids=lambda given: given.get("cap") if isinstance(given, dict) else given,
@@ -42,5 +47,8 @@ def test_an_async_step(lengths: dict[str, Any], at_limit: str, max_lag: int) -> 
     assert option.staleness is not None
     result = simulate(parameters_of(Ledger(of), option, steps=24))
     assert option.step_s.value == pytest.approx(result.step_s, rel=0.03)
-    if max_lag >= 8:
+    if at_limit == "drop":
+        assert option.staleness.cut is not None
+        assert option.staleness.cut.dropped_share.value == pytest.approx(result.dropped_share, abs=0.06)
+    elif max_lag >= 8:
         assert option.staleness.mean_lag.value == pytest.approx(result.lag_mean, rel=0.03)

@@ -118,6 +118,12 @@ def test_the_batch_and_the_turn_agree() -> None:
     assert rollout.decoding.value == pytest.approx(each * turn / (turn + 30))
 
 
+def test_a_gather_within_one_node_goes_over_its_own_links() -> None:
+    base = plan_8b()
+    node = base.model_copy(update={"cluster": base.cluster.model_copy(update={"gpus": 8})})
+    assert Sync(node, 8).ipc.value == pytest.approx(Sync(base, 64).ipc.value * 50e9 / 450e9)
+
+
 def test_a_delta_sync_sends_the_changed_share_and_its_positions() -> None:
     base = plan_8b()
     delta = base.model_copy(update={"form": base.form.model_copy(update={"changed_share": 0.02})})
