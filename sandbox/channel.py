@@ -50,7 +50,8 @@ class Channel:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._exchange(stream, head, body)
-        except (OSError, EOFError, TimeoutError) as error:
+        except (OSError, EOFError, TimeoutError, ValueError, LookupError, asyncio.LimitOverrunError) as error:
+            # The last three: what came is no answer of a sandboxd.
             stream[1].close()
             raise ServiceUnavailable(
                 f"sandboxd of {self._where}: no answer to {method} {target.partition('?')[0]}: "

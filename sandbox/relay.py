@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
-from agentrl.core.errors import Conflict, Ran, SandboxError, SandboxLost, ServiceUnavailable
+from agentrl.core.errors import AgentRLError, Conflict, Ran, SandboxError, SandboxLost, ServiceUnavailable
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import ExecRequest, SandboxState
 from sandbox import leases
@@ -139,7 +139,11 @@ class Relay:
             if self._records.frozen(sandbox_id):
                 ran = Ran.NO if method == "GET" else error.ran
                 raise Conflict(f"sandbox {sandbox_id} was paused: resume it first", ran=ran) from error
-            cause = await self._explain(sandbox_id)
+            try:
+                cause = await self._explain(sandbox_id)
+            except AgentRLError as silent:
+                # Whether our request ran has nothing to do with whether the backend could be asked why.
+                raise error from silent
             if not cause:
                 raise
             raise SandboxLost(f"sandbox {sandbox_id} is gone: {cause}", ran=error.ran) from error

@@ -50,6 +50,8 @@ class PlainSandbox:
         if journal.exists():
             lines = (line.split() for line in journal.read_text().splitlines() if line.count(" ") == 1)
             self._digests = {name: digest for name, digest in dict(lines).items() if digest != NOT_RUN}
+        self._earlier = frozenset(self._digests)
+        """Keys that an earlier controller wrote down, just before it ran them."""
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -139,6 +141,9 @@ class PlainSandbox:
         task = self._results.get(name)
         if task is not None:
             return await asyncio.shield(task)
+        if name in self._earlier:
+            message = f"exec {key!r} may have run, but the controller that started it did not live to keep its result"
+            raise Refused(410, "SANDBOX", message, "infra", "maybe")
         if name in self._digests:
             raise Refused(410, "SANDBOX", f"exec {key!r} ran, but its result is no longer kept", "infra", "yes")
         raise Refused(404, "NOT_FOUND", f"no exec with key {key!r} was received")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from placing import PlacingBackend, controller
 
-from agentrl.core.errors import SandboxError
+from agentrl.core.errors import Ran, SandboxError, ServiceUnavailable
 from agentrl.core.types import SandboxSpec, SandboxState
 
 
@@ -31,4 +31,19 @@ async def test_sweeps_go_on_whatever_failed(tmp_path: Path) -> None:
         backend.looked.clear()
         async with asyncio.timeout(10):
             await backend.looked.wait()
+        assert not backend.failures
+
+
+async def test_a_backend_that_cannot_say_why_does_not_say_that_nothing_ran(tmp_path: Path) -> None:
+    backend = PlacingBackend()
+    async with controller(backend, tmp_path) as made:
+        box = await made.create("o", "k", SandboxSpec())
+        call = asyncio.create_task(made.relay.forward(box.id, "POST", "/processes/slow", b"", "s", timeout_s=5))
+        await asyncio.sleep(0.01)
+        backend.failures["inventory"] = SandboxError("the fork server did not start", ran=Ran.NO)
+        made.relay.interrupt(box.id)
+        backend.paused.add(box.id)
+        with pytest.raises(ServiceUnavailable, match="no answer") as unknown:
+            await call
+        assert unknown.value.ran is Ran.MAYBE
         assert not backend.failures
