@@ -116,16 +116,8 @@ async def dial(engine: Engine) -> Stream:
 
 async def _dial_ssh(url: str) -> Stream:
     # As a URL, since the port would be taken for a part of the name otherwise.
-    process = await asyncio.create_subprocess_exec(
-        "ssh",
-        "--",
-        url,
-        "docker",
-        "system",
-        "dial-stdio",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    command, pipe = ("ssh", "--", url, "docker", "system", "dial-stdio"), asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
     return process.stdout, process.stdin

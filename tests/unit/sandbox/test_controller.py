@@ -34,6 +34,16 @@ async def test_sweeps_go_on_whatever_failed(tmp_path: Path) -> None:
         assert not backend.failures
 
 
+async def test_a_sandbox_of_the_pool_that_could_not_be_made_is_left_to_the_sweep(tmp_path: Path) -> None:
+    backend = PlacingBackend()
+    async with controller(backend, tmp_path, warm=1) as made:
+        backend.failures |= {"create": OSError("the disk is full"), "destroy": ServiceUnavailable("nobody answers")}
+        made.pool.take(SandboxSpec())
+        async with asyncio.timeout(10):
+            while backend.failures or made.pool.making or not made.pool.ids:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
 async def test_a_backend_that_cannot_say_why_does_not_say_that_nothing_ran(tmp_path: Path) -> None:
     backend = PlacingBackend()
     async with controller(backend, tmp_path) as made:
