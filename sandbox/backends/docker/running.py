@@ -18,9 +18,9 @@ from agentrl.core.errors import SandboxError
 from sandbox.backends.docker.engine import Engine
 from sandbox.backends.docker.hijack import Program, started
 from sandbox.backends.docker.scripts import RUN
-from sandbox.runtime.commands import TERM_S, Capture
+from sandbox.runtime.commands import TERM_S, Capture, result_of
 from sandbox.runtime.processes import MARKER
-from sandbox.runtime.wire import Refused, encode
+from sandbox.runtime.wire import Refused
 
 BEGIN_S = 60.0
 """Longest time until the engine has executed a command."""
@@ -85,8 +85,8 @@ class Running:
         self._begun: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         """When its supervisor reported."""
 
-    async def result(self) -> dict[str, Any]:
-        """The fields of an ExecResult. Refused when it could not be executed, SandboxError when that is not known."""
+    async def result(self) -> bytes:
+        """An ExecResult as JSON. Refused when it could not be executed, SandboxError when that is not known."""
         order = self._order
         argv = ("sh", "-c", RUN, "agentrl", self._nonce, order.marker, str(max(1, int(order.timeout_s * 100))),
                 str(int(order.ttl_s * 100)), order.cwd, *order.argv)  # fmt: skip
@@ -144,7 +144,7 @@ class Running:
         await self._engine.call("kill", self._container)
         raise SandboxError("a command could neither be followed nor ended, so its container was killed")
 
-    def _verdict(self) -> dict[str, Any]:
+    def _verdict(self) -> bytes:
         _, kind, *numbers = self._err.lines[-1]
         code, late, ooms = map(int, numbers)
         if kind == "F":
@@ -155,9 +155,9 @@ class Running:
         word = "TIMEOUT" if late else "SIGNALED" if signal else "EXITED"
         if word != "TIMEOUT" and ooms > 0 and code == 137:
             word, signal = "OOM", 9
-        return self._fields(word, code if word == "EXITED" else None, signal)
+        return self._result(word, code if word == "EXITED" else None, signal)
 
-    async def _cut_off(self, program: Program) -> dict[str, Any]:
+    async def _cut_off(self, program: Program) -> bytes:
         """Its supervisor said nothing: it was not executed, or was killed, or the container ended."""
         state = await program.state()
         if not self._err.lines and state["Pid"] == 0 and not state["Running"]:
@@ -169,13 +169,7 @@ class Running:
             raise SandboxError("the connection to a command broke off")
         # With a signal to its process group, or to all: what is left of it goes too.
         await self._poke()
-        return self._fields("SIGNALED", None, code - 128)
+        return self._result("SIGNALED", None, code - 128)
 
-    def _fields(self, word: str, code: int | None, signal: int | None) -> dict[str, Any]:
-        out, err = self._out.kept, self._err.kept
-        return {
-            "status": word, "exit_code": code, "signal": signal,
-            "stdout": encode(out.bytes()), "stderr": encode(err.bytes()),
-            "stdout_total": out.total, "stderr_total": err.total,
-            "duration_s": round(time.monotonic() - self._started, 6),
-        }  # fmt: skip
+    def _result(self, word: str, code: int | None, signal: int | None) -> bytes:
+        return result_of((word, code, signal), self._out.kept, self._err.kept, self._started)
