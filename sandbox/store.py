@@ -21,9 +21,9 @@ from agentrl.core.errors import Conflict, ServiceUnavailable
 from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox import feed
 from sandbox.feed import Feed
-from sandbox.reach import reachable
 from sandbox.snapshot_store import SnapshotStore
 from sandbox.states import Record
+from sandbox.store_errors import reachable
 from sandbox.views import SandboxEvent
 
 log = logging.getLogger(__name__)

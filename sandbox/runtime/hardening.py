@@ -14,7 +14,7 @@ import sys
 from importlib.machinery import PathFinder
 
 PR_SET_DUMPABLE = 4
-LATER = ("bz2", "encodings.idna", "fcntl", "gzip", "lzma", "struct", "subprocess", "tarfile", "termios", "unicodedata")
+LATER = ("bz2", "fcntl", "gzip", "lzma", "struct", "subprocess", "tarfile", "termios", "unicodedata")
 """What is otherwise imported by the first request that needs it."""
 
 

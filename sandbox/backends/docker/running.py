@@ -29,6 +29,9 @@ LOOK_S = 1.0
 GIVE_UP_S = 7.0
 """Seconds after the deadline when a command that does not end takes its container with it."""
 
+LONGEST_LINE, MOST_LINES = 200, 4
+"""Bytes of a line with its mark, and how many are kept: a task may read its mark where its supervisor runs."""
+
 
 class Marked:
     """One stream: what the command wrote, and the lines behind marks, which are the supervisor's."""
@@ -41,11 +44,17 @@ class Marked:
     def feed(self, data: bytes) -> None:
         self._rest += data
         while (start := self._rest.find(self._mark)) >= 0:
-            end = self._rest.find(b"\n", start)
-            if end < 0:
+            end = self._rest.find(b"\n", start, start + LONGEST_LINE)
+            if end < 0 and len(self._rest) - start < LONGEST_LINE:
                 break
+            if end < 0:
+                # Not the supervisor's.
+                self.kept.feed(self._rest[: start + len(self._mark)])
+                self._rest = self._rest[start + len(self._mark) :]
+                continue
             self.kept.feed(self._rest[:start])
-            self.lines.append(self._rest[start + len(self._mark) : end].decode().split())
+            self.lines.append(self._rest[start + len(self._mark) : end].decode(errors="replace").split())
+            del self.lines[:-MOST_LINES]
             self._rest = self._rest[end + 1 :]
         safe = start if start >= 0 else max(0, len(self._rest) - len(self._mark))
         self.kept.feed(self._rest[:safe])
@@ -53,7 +62,7 @@ class Marked:
 
     @property
     def ended(self) -> bool:
-        return bool(self.lines) and self.lines[-1][0] == "E"
+        return bool(self.lines) and self.lines[-1][:1] == ["E"]
 
     def finish(self) -> None:
         """Nothing more comes."""
@@ -145,8 +154,11 @@ class Running:
         raise SandboxError("a command could neither be followed nor ended, so its container was killed")
 
     def _verdict(self) -> bytes:
-        _, kind, *numbers = self._err.lines[-1]
-        code, late, ooms = map(int, numbers)
+        try:
+            _, kind, *numbers = self._err.lines[-1]
+            code, late, ooms = map(int, numbers)
+        except ValueError as error:
+            raise SandboxError(f"a command forged what its supervisor says: {self._err.lines[-1]}") from error
         if kind == "F":
             said = self._err.kept.bytes().decode(errors="replace").strip().rpartition("agentrl: ")[2]
             message = f"cannot execute {self._order.argv[0]!r}: {said[:500]}"
