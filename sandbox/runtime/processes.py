@@ -162,7 +162,8 @@ def become_user(user: str) -> Callable[[], None]:
     if entry is None and not user.isdigit():
         raise FileNotFoundError(2, f"no user {user!r} in /etc/passwd")
     uid, gid = (int(entry[2]), int(entry[3])) if entry else (int(user), int(user))
-    groups = [gid, *(int(f[2]) for f in _entries("/etc/group") if entry[0] in f[3].split(","))] if entry else []
+    member = [int(f[2]) for f in _entries("/etc/group") if entry and entry[0] in f[3].split(",")]
+    groups = sorted({gid, *member}) if entry else []
 
     def become() -> None:
         os.setgroups(groups)
