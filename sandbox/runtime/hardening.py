@@ -14,7 +14,10 @@ import sys
 from importlib.machinery import PathFinder
 
 PR_SET_DUMPABLE = 4
-LATER = ("bz2", "fcntl", "gzip", "lzma", "struct", "subprocess", "tarfile", "termios", "unicodedata")
+LATER = (
+    "bz2", "encodings.ascii", "encodings.latin_1", "encodings.utf_8", "fcntl", "gzip", "lzma", "struct", "subprocess",
+    "tarfile", "termios", "unicodedata",
+)  # fmt: skip
 """What is otherwise imported by the first request that needs it."""
 
 
@@ -34,8 +37,8 @@ def import_no_more() -> None:
         # An interpreter may come without some of them.
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # The first terminal may load a library.
-    with contextlib.suppress(OSError):
+    # The first file with text looks for the locale's encoding, and the first terminal may load a library.
+    with contextlib.suppress(OSError), open(os.devnull):
         for fd in os.openpty():
             os.close(fd)
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not PathFinder]

@@ -23,6 +23,12 @@ TOKEN = "of-one-sandbox"
 MODULE = ("-m", "sandbox.runtime.sandboxd")
 
 
+def interpreters() -> list[str]:
+    """Every Python from 3.7 up that lies beside ours."""
+    beside = Path(sys.base_prefix).parent.glob("3.*/bin/python3")
+    return [sys.executable, *(str(path) for path in beside if int(path.parts[-3].split(".")[1]) >= 7)]
+
+
 @contextmanager
 def sandboxd(
     folder: Path, *, ttl_s: float = 60.0, python: str = sys.executable, words: Sequence[str] = MODULE

@@ -15,9 +15,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runtime import ROOT, call, sandboxd
+from runtime import ROOT, call, interpreters, sandboxd
 
-HARDENED = "from sandbox.runtime.hardening import import_no_more; from sandbox.runtime.sandboxd import main; "
+HARDENED = (
+    "-I", "-S", "-c",
+    f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
+    "from sandbox.runtime.hardening import import_no_more\n"
+    "from sandbox.runtime.sandboxd import main\n"
+    "import_no_more()\n"
+    "main()",
+)  # fmt: skip
+"""As a container starts it."""
 
 
 def archive() -> bytes:
@@ -27,9 +35,9 @@ def archive() -> bytes:
     return gzip.compress(buffer.getvalue())
 
 
-def test_every_call_works_without_another_import(tmp_path: Path) -> None:
-    words = ("-c", HARDENED + "import_no_more(); main()")
-    with sandboxd(tmp_path, words=words) as (url, process):
+@pytest.mark.parametrize("python", interpreters())
+def test_every_call_works_without_another_import(python: str, tmp_path: Path) -> None:
+    with sandboxd(tmp_path, python=python, words=HARDENED) as (url, process):
 
         def exchange(method: str, path: str, body: Any = b"", key: str = "k") -> bytes:
             raw = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -53,9 +61,10 @@ def test_every_call_works_without_another_import(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
-def test_users_are_those_of_the_account_files(tmp_path: Path) -> None:
+@pytest.mark.parametrize("python", interpreters())
+def test_users_are_those_of_the_account_files(python: str, tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with sandboxd(tmp_path, words=("-c", HARDENED + "import_no_more(); main()")) as (url, _):
+    with sandboxd(tmp_path, python=python, words=HARDENED) as (url, _):
         for user, said in (("nobody", "nobody"), (str(pwd.getpwnam("nobody").pw_uid), "nobody"), ("12345", "12345")):
             request = {"argv": ["sh", "-c", "id -un 2>/dev/null || id -u"], "user": user, "cwd": "/tmp"}
             status, answer = call("POST", f"{url}/exec", json.dumps(request).encode(), key=user)
