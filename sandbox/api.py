@@ -60,9 +60,7 @@ def make_backend(config: SandboxConfig, folder: Path, metrics: Metrics) -> Backe
         )
     if config.backend == "kubernetes":
         return KubernetesBackend(config.kubernetes, require_isolation=config.require_isolation)
-    if config.backend == "docker":
-        return DockerBackend(folder, config.docker, egress=egress)
-    raise ConfigError(f"sandbox.backend = {config.backend!r} is not built yet: use 'local'")
+    return DockerBackend(folder, config.docker, egress=egress)
 
 
 def create_sandbox_app(

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from agentrl.core.errors import Ran, ServiceUnavailable
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+LONGEST_ANSWER = 1 << 30
+"""Bytes; more is no sandboxd's, but of somebody who wants our memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Channel:
         try:
             async with asyncio.timeout(timeout_s):
                 answer = await self._exchange(stream, head, body)
-        except (OSError, EOFError, TimeoutError) as error:
+        except (OSError, EOFError, TimeoutError, ValueError, LookupError, asyncio.LimitOverrunError) as error:
+            # The last three: what came is no answer of a sandboxd.
             stream[1].close()
             raise ServiceUnavailable(
                 f"sandboxd of {self._where}: no answer to {method} {target.partition('?')[0]}: "
@@ -72,7 +75,10 @@ class Channel:
             await writer.drain()
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
-        content = await reader.readexactly(int(headers["content-length"]))
+        length = int(headers["content-length"])
+        if length > LONGEST_ANSWER:
+            raise ValueError(f"an answer of {length} bytes")
+        content = await reader.readexactly(length)
         return Answer(int(lines[0].split(" ", 2)[1]), headers["content-type"], content, headers)
 
     def interrupt(self) -> None:

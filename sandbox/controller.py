@@ -80,6 +80,7 @@ class Controller:
                     self.records.step(record, SandboxState.READY)
                 else:
                     await self.records.end(record, SandboxState.FAILED, "the controller ended while creating it")
+        await self.snapshots.release(there)
         await self.sweep()
         adopted = len(self.records.live)
         log.info("sandbox controller: %d sandboxes adopted, isolation %s", adopted, self.backend.isolation)

@@ -12,6 +12,7 @@ import contextlib
 import ipaddress
 import logging
 import re
+import resource
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ LINGER_S = 60.0
 CHUNK = 1 << 16
 HOST = re.compile(r"(\*\.)?[a-z0-9_.:-]+")
 HOP_HEADERS = ("proxy-", "connection:", "keep-alive:")
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+MOST = 4096
+"""Connections at once, and a quarter of the files that we may open: tasks must not use up what the controller needs."""
 
 
 def environment() -> Mapping[str, str]:
@@ -75,6 +79,7 @@ class EgressProxy:
         self._metrics = metrics
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self._most = min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
     async def start(self, path: Path | str) -> None:
         """Listen at `path`, whose folder only sandboxes are shown; what an earlier controller left there goes."""
@@ -96,6 +101,10 @@ class EgressProxy:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
+        if len(self._open) >= self._most:
+            log.warning("egress: %d connections are open, one more was closed", len(self._open))
+            writer.transport.abort()
+            return
         self._open.add(task)
         try:
             await self._serve(reader, writer)
@@ -138,7 +147,9 @@ class EgressProxy:
     async def _reach(self, head: bytes) -> tuple[Stream, bytes]:
         """The connection that a request asks for, and what to send there first."""
         try:
-            line, *headers = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+            line, *headers = lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+            if any("\n" in each or "\r" in each for each in lines):
+                raise ValueError("an upstream could read it as other lines than we do")
             method, target, version = line.split(" ")
             if method == "CONNECT":
                 url = urlsplit(f"//{target}")
@@ -147,7 +158,9 @@ class EgressProxy:
             else:
                 url = urlsplit(target)
                 host, port = url.hostname or "", url.port or 80
-                kept = [h for h in headers if not h.lower().startswith(HOP_HEADERS)]
+                # Whoever serves several names at one address must not be asked for one that is not listed.
+                kept = [f"host: {url.netloc.rpartition('@')[2]}"]
+                kept += [h for h in headers if not h.lower().startswith((*HOP_HEADERS, "host:"))]
                 path = (url.path or "/") + (f"?{url.query}" if url.query else "")
                 first = "\r\n".join([f"{method} {path} {version}", *kept, "connection: close", "", ""]).encode(
                     "latin-1"
@@ -172,20 +185,26 @@ class EgressProxy:
                         host, port, f"{why}: to let sandboxes reach it, add {addresses[0]}:{port} to sandbox.egress"
                     )
                 stream = await asyncio.open_connection(permitted[0], port, limit=CHUNK)
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, UnicodeError) as error:
             raise Refused("502 Bad Gateway", f"{host}:{port} cannot be reached: {error or 'no answer'}") from None
         self._metrics.inc("sandbox/egress_total")
         return stream
 
     def _permitted(self, address: str, port: int) -> bool:
         parsed = ipaddress.ip_address(address.partition("%")[0])
-        mapped = getattr(parsed, "ipv4_mapped", None) or parsed
-        return (mapped.is_global and not mapped.is_multicast) or Rule(address.lower(), port) in self._rules
+        meant = _embedded(parsed) if isinstance(parsed, ipaddress.IPv6Address) else parsed
+        return (meant.is_global and not meant.is_multicast) or Rule(address.lower(), port) in self._rules
 
     def _refuse(self, host: str, port: int, message: str) -> None:
         self._metrics.inc("sandbox/egress_refused_total")
         log.info("egress to %s:%d refused", host, port)
         raise Refused("403 Forbidden", message)
+
+
+def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Where packets to an address end, if that is an IPv4 address inside it."""
+    nat64 = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if address in NAT64 else None
+    return address.ipv4_mapped or address.sixtofour or nat64 or address
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrl.core.db import Database
 from agentrl.core.types import SandboxState
-from sandbox.reach import reachable
 from sandbox.states import Record
+from sandbox.store_errors import reachable
 from sandbox.views import EventPage, SandboxEvent
 
 events = sa.table("sandbox_events", *(sa.column(n) for n in ("seq", "at", "sandbox", "owner", "state", "cause")))

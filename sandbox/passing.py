@@ -20,8 +20,8 @@ PASSED_HEADERS = ("x-sha256", "x-size")
 async def forward(request: Request) -> Response:
     controller = controller_of(request)
     sandbox_id, key = request.path_params["id"], request.headers.get("idempotency-key", "")
-    if key and not key.isprintable():
-        raise RequestError(f"{request.method} {request.url.path}: the Idempotency-Key has unprintable characters")
+    if key and not (key.isascii() and key.isprintable()):
+        raise RequestError(f"{request.method} {request.url.path}: the Idempotency-Key must be printable ASCII")
     # The path as it was sent: decoding it would turn %2F inside a process's id into a separator.
     path = request.scope["raw_path"].decode("latin-1").partition("?")[0].split("/", 4)[4]
     target = f"/{path}?{request.url.query}"

@@ -15,7 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from agentrl.core.errors import AgentRLError, SandboxError
+from agentrl.core.errors import AgentRLError
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Backend
@@ -80,6 +80,9 @@ class Pool:
                 await self._fill()
             except AgentRLError as error:
                 log.warning("the pool was not filled: %s", error.message)
+            # Whatever failed, what waits must go on being renewed.
+            except Exception:
+                log.exception("the pool was not filled")
 
     async def _fill(self) -> None:
         await self._shrink()
@@ -97,9 +100,10 @@ class Pool:
         try:
             await self._backend.create(sandbox_id, shape.spec, "")
             shape.ready[sandbox_id] = time.monotonic()
-        except AgentRLError as error:
-            log.warning("no sandbox was made ahead: %s", error.message)
-            with contextlib.suppress(SandboxError):
+        except Exception as error:
+            log.warning("no sandbox was made ahead: %s", error, exc_info=not isinstance(error, AgentRLError))
+            # What cannot be destroyed now is nobody's from here, and the sweep's.
+            with contextlib.suppress(AgentRLError):
                 await self._backend.destroy(sandbox_id)
         # Not when cancelled: then `close` ends it.
         self.making.discard(sandbox_id)

@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from urllib.parse import quote
 
-from agentrl.core.errors import Conflict, Ran, SandboxError, SandboxLost, ServiceUnavailable
+from agentrl.core.errors import AgentRLError, Conflict, Ran, RequestError, SandboxError, SandboxLost, ServiceUnavailable
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import ExecRequest, SandboxState
 from sandbox import leases
 from sandbox.backends.base import Backend
 from sandbox.channel import Answer, Channel
 from sandbox.records import Records
+from sandbox.runtime.wire import MAX_BODY
 from sandbox.states import Record
 from sandbox.views import CommandView
 
@@ -128,6 +129,10 @@ class Relay:
     async def _ask(
         self, sandbox_id: str, method: str, target: str, body: bytes = b"", key: str = "", timeout_s: float = 60.0
     ) -> Answer:
+        if len(body) > MAX_BODY:
+            raise RequestError(
+                f"{method} {target.partition('?')[0]}: {len(body)} bytes are more than {MAX_BODY} at once"
+            )
         channel = self._channels.get(sandbox_id)
         if channel is None:
             channel = self._channels[sandbox_id] = self._backend.channel(sandbox_id)
@@ -139,7 +144,11 @@ class Relay:
             if self._records.frozen(sandbox_id):
                 ran = Ran.NO if method == "GET" else error.ran
                 raise Conflict(f"sandbox {sandbox_id} was paused: resume it first", ran=ran) from error
-            cause = await self._explain(sandbox_id)
+            try:
+                cause = await self._explain(sandbox_id)
+            except AgentRLError as silent:
+                # Whether our request ran has nothing to do with whether the backend could be asked why.
+                raise error from silent
             if not cause:
                 raise
             raise SandboxLost(f"sandbox {sandbox_id} is gone: {cause}", ran=error.ran) from error

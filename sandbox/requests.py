@@ -71,8 +71,8 @@ def query_of(request: Request, name: str) -> str:
 
 def key_of(request: Request) -> str:
     key = request.headers.get("idempotency-key", "")
-    if not key or not key.isprintable():
-        raise RequestError(f"{request.method} {request.url.path}: send an Idempotency-Key header")
+    if not key or not (key.isascii() and key.isprintable()):
+        raise RequestError(f"{request.method} {request.url.path}: send an Idempotency-Key header of printable ASCII")
     return key
 
 

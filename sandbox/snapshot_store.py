@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from agentrl.core.db import Database
 from agentrl.core.errors import Conflict
 from agentrl.core.types import Snapshot
-from sandbox.reach import reachable
+from sandbox.store_errors import reachable
 
 NAMES = ("id", "owner", "sandbox", "digest", "state", "created_at", "deadline", "ended_at")
 snapshots = sa.table("sandbox_snapshots", *(sa.column(name) for name in NAMES))

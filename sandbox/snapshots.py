@@ -48,6 +48,16 @@ class Snapshots:
         self._rows = {row.id: row for row in await self._store.all()}
         self._count()
 
+    async def release(self, there: frozenset[str]) -> None:
+        """Of the sandboxes at the backend, let those go on that a controller left frozen, killed amid a snapshot."""
+        for row in self._rows.values():
+            record = self._records.live.get(row.sandbox) if row.sandbox in there else None
+            if row.state is SnapshotState.MAKING and record is not None and record.state is SandboxState.READY:
+                try:
+                    await self._backend.resume(row.sandbox)
+                except AgentRLError as error:
+                    log.warning("sandbox %s may still be frozen: %s", row.sandbox, error.message)
+
     async def make(self, sandbox_id: str, key: str, ttl_s: float) -> Snapshot:
         """Keep the files of a sandbox that is READY or PAUSED, for `ttl_s`; durable on return."""
         snapshot_id = "snap-" + hashlib.sha256(f"{sandbox_id} {key}".encode()).hexdigest()[:16]

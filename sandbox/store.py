@@ -21,9 +21,10 @@ from agentrl.core.errors import Conflict, ServiceUnavailable
 from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox import feed
 from sandbox.feed import Feed
-from sandbox.reach import reachable
 from sandbox.snapshot_store import SnapshotStore
 from sandbox.states import Record
+from sandbox.store_errors import reachable
+from sandbox.views import SandboxEvent
 
 log = logging.getLogger(__name__)
 
@@ -72,24 +73,45 @@ class SandboxStore:
 
     async def _flush(self) -> None:
         while self._pending:
-            records, self._pending = self._pending, {}
+            records, self._pending = list(self._pending.values()), {}
             waiting, self._waiting = self._waiting, []
             try:
-                await self._write(list(records.values()))
-            except ServiceUnavailable as error:
-                if self._closing:
-                    _settle(waiting, error)
-                    break
-                log.warning("%d sandbox records wait for the store: %s", len(records), error)
-                self._pending, self._waiting = records | self._pending, waiting + self._waiting
-                await asyncio.sleep(PAUSE_S)
+                await self._write_surely(records)
             except Exception as error:
                 _settle(waiting, error)
             else:
                 _settle(waiting, None)
         self._flusher = None
 
-    async def _write(self, records: Sequence[Record]) -> None:
+    async def _write_surely(self, records: Sequence[Record]) -> None:
+        """Write these and the events so far, once, however long the store is away."""
+        events, asked = self.feed.waiting, False
+        while True:
+            try:
+                # All of it may be there although no answer came: then a second try would find its own rows taken.
+                if not (asked and await self._is_there(records[0])):
+                    await self._write(records, events)
+                break
+            except ServiceUnavailable as error:
+                if self._closing:
+                    raise
+                log.warning("%d sandbox records wait for the store: %s", len(records), error)
+                asked = True
+                await asyncio.sleep(PAUSE_S)
+        self.feed.wrote(events)
+        for record in records:
+            if record.live:
+                self._revisions[record.id] = self._revisions.get(record.id, 0) + 1
+            else:
+                self._revisions.pop(record.id, None)
+
+    async def _is_there(self, record: Record) -> bool:
+        """Whether a record is in the store as we would write it."""
+        written = _changes(record) | {"revision": self._revisions.get(record.id, 0) + 1}
+        rows = await self._select(sandboxes.c.id == record.id)
+        return any(all(row[name] == value for name, value in written.items()) for row in rows)
+
+    async def _write(self, records: Sequence[Record], events: Sequence[SandboxEvent]) -> None:
         known = self._revisions
         inserts = [_row(r) | {"revision": 1} for r in records if r.id not in known]
         updates = [
@@ -97,8 +119,6 @@ class SandboxStore:
             for r in records
             if r.id in known
         ]
-
-        events = self.feed.waiting
 
         async def work(connection: AsyncConnection) -> None:
             await feed.write(connection, events)
@@ -114,12 +134,6 @@ class SandboxStore:
 
         async with reachable():
             await self._database.write(work)
-        self.feed.wrote(events)
-        for record in records:
-            if record.live:
-                known[record.id] = known.get(record.id, 0) + 1
-            else:
-                known.pop(record.id, None)
 
     async def live(self) -> list[Record]:
         """The records that have not ended; from now on this store writes to them."""

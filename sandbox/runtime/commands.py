@@ -56,6 +56,18 @@ class Capture:
         return bytes(self._head) + (bytes(self._tail[-keep:]) if keep else b"")
 
 
+def result_of(verdict: tuple[str, int | None, int | None], out: Capture, err: Capture, started: float) -> bytes:
+    """An ExecResult as JSON."""
+    word, code, number = verdict
+    result = {
+        "status": word, "exit_code": code, "signal": number,
+        "stdout": encode(out.bytes()), "stderr": encode(err.bytes()),
+        "stdout_total": out.total, "stderr_total": err.total,
+        "duration_s": round(time.monotonic() - started, 6),
+    }  # fmt: skip
+    return json.dumps(result, separators=(",", ":")).encode()
+
+
 class Command:
     """One command from spawn to its stored result: running -> [terminating -> killed] -> draining -> done."""
 
@@ -193,12 +205,6 @@ class Command:
     def finish(self) -> None:
         if self.answer:
             return
-        (word, code, number), (out, err) = self.verdict(), self.streams
-        result = {
-            "status": word, "exit_code": code, "signal": number,
-            "stdout": encode(out.bytes()), "stderr": encode(err.bytes()),
-            "stdout_total": out.total, "stderr_total": err.total,
-            "duration_s": round(time.monotonic() - self.started, 6),
-        }  # fmt: skip
-        self.answer = json.dumps(result, separators=(",", ":")).encode()
+        out, err = self.streams
+        self.answer = result_of(self.verdict(), out, err, self.started)
         self.daemon.finished(self)

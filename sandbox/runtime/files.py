@@ -27,6 +27,11 @@ def refused(path: str, why: str, status: int = 404) -> Refused:
     return Refused(status, "SANDBOX_FILE", f"{path}: {why}", blame="agent")
 
 
+def check_digest(path: str, body: bytes, digest: str) -> None:
+    if digest and hashlib.sha256(body).hexdigest() != digest:
+        raise refused(path, "the bytes that arrived do not have the digest that was sent", 400)
+
+
 class Files:
     """The routes /files and /tar."""
 
@@ -41,21 +46,17 @@ class Files:
             digest = hashlib.sha256(data).hexdigest()
             connection.reply(200, data, BINARY, f"x-sha256: {digest}\r\nx-size: {size}\r\n")
         elif route == "PUT /files":
-            self._check(path, body, query.get("sha256", ""))
+            check_digest(path, body, query.get("sha256", ""))
             self._write(path, body, int(query.get("mode", "420")))
             connection.reply(200, b"{}")
         elif route == "GET /tar":
             connection.reply(200, self._pack(path), BINARY)
         elif route == "PUT /tar":
-            self._check(path, body, query.get("sha256", ""))
+            check_digest(path, body, query.get("sha256", ""))
             self._unpack(path, body)
             connection.reply(200, b"{}")
         else:
             raise Refused(404, "NOT_FOUND", f"sandboxd has no route {route}")
-
-    def _check(self, path: str, body: bytes, digest: str) -> None:
-        if digest and hashlib.sha256(body).hexdigest() != digest:
-            raise refused(path, "the bytes that arrived do not have the digest that was sent", 400)
 
     # --- paths ---------------------------------------------------------------------------------
 

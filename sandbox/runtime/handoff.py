@@ -18,12 +18,13 @@ import sys
 from typing import Any, NoReturn
 
 from sandbox.runtime.egress import Egress
+from sandbox.runtime.hardening import hide_memory, import_no_more
 from sandbox.runtime.sandboxd import Config, Daemon
 
 PATH = "/run/agentrl/handoff.sock"
 SIZE = struct.Struct("!Q")
 """Length of the JSON that follows; the listener travels with it."""
-PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_SECUREBITS = 4, 24, 28
+PR_CAPBSET_DROP, PR_SET_SECUREBITS = 24, 28
 NO_ROOT = 0b11
 """Secure bits: executing as root gives no capabilities, and that stays so."""
 CAPABILITY_VERSION_3 = 0x20080522
@@ -51,9 +52,8 @@ def protect() -> None:
     """No task may trace us or read our memory. An init is also deaf to signals from inside that it left at default."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    libc = ctypes.CDLL(None, use_errno=True)
-    keep_to_ourselves(libc)
-    _checked(libc.prctl(PR_SET_DUMPABLE, 0), "prctl(PR_SET_DUMPABLE)")
+    keep_to_ourselves(ctypes.CDLL(None, use_errno=True))
+    hide_memory()
 
 
 def keep_to_ourselves(libc: Any) -> None:
@@ -89,11 +89,13 @@ def main() -> NoReturn:
     peer.connect(PATH)
     try:
         listener, config = receive(peer)
-        env = dict(os.environ, HOME=config["workdir"], **config["env"])
+        env = {**os.environ, "HOME": config["workdir"], **config["env"]}
         os.makedirs(config["workdir"], exist_ok=True)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         daemon = Daemon(Config(config["workdir"], config["ttl_s"], env), listener)
         protect()
+        if config.get("writable_image"):
+            import_no_more()
         if config.get("egress"):
             Egress(daemon, config["egress"])
         daemon.files.write_all(config["files"])

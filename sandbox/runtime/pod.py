@@ -7,7 +7,6 @@ Standard library only, Python 3.7+.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import resource
@@ -15,10 +14,10 @@ import signal
 import sys
 from typing import NoReturn
 
+from sandbox.runtime.hardening import hide_memory, import_no_more
 from sandbox.runtime.sandboxd import Config, Daemon, listen
 from sandbox.runtime.wire import Connection
 
-PR_SET_DUMPABLE = 4
 CLOSED = 0
 """Exit code when the controller closed the sandbox."""
 
@@ -50,8 +49,9 @@ def main() -> NoReturn:
     # An init is deaf to signals from inside that it left at their defaults; Python had not.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Only now: the daemon opened what belongs to root once we cannot be traced.
-    if ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        sys.exit("sandboxd: the kernel refuses PR_SET_DUMPABLE, so tasks could read the token")
+    hide_memory()
+    if config.get("writable_image"):
+        import_no_more()
     daemon.serve()
 
 

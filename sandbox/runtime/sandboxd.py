@@ -183,6 +183,9 @@ class Daemon:
             self._route(connection, f"{method} {url.path}", query, headers, body)
         except Refused as refusal:
             connection.reply(refusal.status, refusal.body)
+        except ImportError as error:
+            why = f"{method} {url.path}: the Python of this sandbox lacks a module: {error}"
+            connection.reply(501, Refused(501, "UNSUPPORTED", f"sandboxd: {why}").body)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{method} {url.path}: {type(error).__name__}: {error}"
             connection.reply(400, Refused(400, "BAD_REQUEST", f"sandboxd: {why}").body)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from sandbox.runtime.background import Process
-from sandbox.runtime.commands import DRAIN_S, Capture
-from sandbox.runtime.wire import Refused, encode
+from sandbox.runtime.commands import DRAIN_S, Capture, result_of
+from sandbox.runtime.wire import Refused
 
 if TYPE_CHECKING:
     from sandbox.runtime.sandboxd import Daemon
@@ -127,16 +127,10 @@ class Shell(Process):
             return
         if self.status is None:
             self.deadline, self.holds_lease = float("inf"), False
-        (word, code, number), (out, err) = verdict, [stream.sink for stream in self.streams]
-        result = {
-            "status": word, "exit_code": code, "signal": number,
-            "stdout": encode(out.bytes()), "stderr": encode(err.bytes()),
-            "stdout_total": out.total, "stderr_total": err.total,
-            "duration_s": round(time.monotonic() - turn.started, 6),
-        }  # fmt: skip
+        out, err = (stream.sink for stream in self.streams)
+        turn.answer = result_of(verdict, out, err, turn.started)
         for stream in self.streams:
             stream.sink = Capture(-1, 1)
-        turn.answer = json.dumps(result, separators=(",", ":")).encode()
         self.daemon.extend()
         for connection in turn.waiters:
             connection.reply(200, turn.answer)

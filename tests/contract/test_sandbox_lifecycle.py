@@ -41,6 +41,12 @@ async def all_closed(client: SandboxClient) -> None:
             await asyncio.sleep(0.05)
 
 
+async def test_the_environment_of_the_spec_is_that_of_commands(client: SandboxClient) -> None:
+    spec = SPEC.model_copy(update={"env": {"COLOUR": "red", "HOME": "/tmp"}})
+    async with client.acquire(spec, owner="test", key="environment") as sandbox:
+        assert (await sandbox.exec(sh("echo $COLOUR $HOME"))).stdout == b"red /tmp\n"
+
+
 async def test_a_creation_is_closed_while_it_runs(client: SandboxClient) -> None:
     creating = asyncio.create_task(client.create(SPEC, owner="test", key="k"))
     await asyncio.sleep(0.005)

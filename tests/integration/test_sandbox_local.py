@@ -131,6 +131,24 @@ async def test_limits_count_for_snapshots(client: SandboxClient, tmp_path: Path)
         assert not list((tmp_path / "sandbox" / "snapshots").iterdir())
 
 
+async def test_a_snapshot_that_is_forgotten_while_it_is_made_leaves_nothing(tmp_path: Path) -> None:
+    backend = LocalBackend(tmp_path)
+    await backend.start(lambda sandbox_id, cause: None)
+    spec = SandboxSpec(limits=SandboxLimits(memory_mb=256, disk_mb=200))
+    await backend.create("sb-1", spec, "")
+    channel = backend.channel("sb-1")
+    write = b'{"argv": ["dd", "if=/dev/zero", "of=much", "bs=1M", "count=160"]}'
+    assert b'"exit_code":0' in (await channel.request("POST", "/exec", body=write, key="k")).body
+    channel.close()
+    making, folder = asyncio.create_task(backend.snapshot("sb-1", "snap-1")), tmp_path / "snapshots"
+    while not (folder.exists() and list(folder.iterdir())):  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    await backend.forget_snapshot("snap-1")
+    await making
+    assert not list(folder.iterdir())
+    await backend.stop()
+
+
 async def test_a_paused_sandbox_without_a_controller_ends_with_its_lease(tmp_path: Path) -> None:
     backend = LocalBackend(tmp_path / "sandbox", idle_s=0.3)
     await backend.start(lambda sandbox_id, cause: None)

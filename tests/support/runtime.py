@@ -9,7 +9,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,24 @@ from agentrl.core.http import free_port
 RUNTIME = Path(sandbox.__file__).parent / "runtime"
 ROOT = RUNTIME.parents[1]
 TOKEN = "of-one-sandbox"
+MODULE = ("-m", "sandbox.runtime.sandboxd")
+
+
+def interpreters() -> list[str]:
+    """Every Python from 3.7 up that lies beside ours."""
+    beside = Path(sys.base_prefix).parent.glob("3.*/bin/python3")
+    return [sys.executable, *(str(path) for path in beside if int(path.parts[-3].split(".")[1]) >= 7)]
 
 
 @contextmanager
-def sandboxd(folder: Path, *, ttl_s: float = 60.0, python: str = sys.executable) -> Iterator[tuple[str, Any]]:
+def sandboxd(
+    folder: Path, *, ttl_s: float = 60.0, python: str = sys.executable, words: Sequence[str] = MODULE
+) -> Iterator[tuple[str, Any]]:
+    """`words` start it."""
     port = free_port()
     config = {"port": port, "host": "127.0.0.1", "workdir": str(folder / "work"), "ttl_s": ttl_s}
     process = subprocess.Popen(
-        [python, "-m", "sandbox.runtime.sandboxd", json.dumps(config)],
+        [python, *words, json.dumps(config)],
         env={"PYTHONPATH": str(ROOT), "SANDBOXD_TOKEN": TOKEN, "PATH": os.environ["PATH"]},
     )
     try:

@@ -60,11 +60,6 @@ class RunConfig(Section):
     def _placed(self) -> Self:
         if self.engine.kind == "vllm" and not self.engine.urls:
             raise ValueError("engine.kind = 'vllm' needs engine.urls: only embedded engines are started by a run")
-        if self.sandbox.backend != "local" and not self.sandbox.url:
-            raise ValueError(
-                f"sandbox.backend = {self.sandbox.backend!r} is not built yet: use 'local', or set sandbox.url to a "
-                "controller that runs elsewhere"
-            )
         return self
 
     @model_validator(mode="after")

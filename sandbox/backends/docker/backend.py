@@ -222,7 +222,7 @@ class DockerBackend:
             env, proxy = (environment(), f"{EGRESS}/{PROXY}") if self._egress is not None else ({}, "")
             config = {
                 "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": {**env, **spec.env}, "files": dict(spec.files),
-                "egress": proxy,
+                "egress": proxy, "writable_image": self.config.disk != "tmpfs",
             }  # fmt: skip
             why = await handoff.hand_over(config, died, within_s=self.config.start_timeout_s)
             if why:

@@ -21,8 +21,8 @@ from sandbox.runtime.sandboxd import LEASE_ENDED
 
 CONTROLLER, SANDBOX, OWNER = "agentrl.controller", "agentrl.sandbox", "agentrl.owner"
 """Labels: whose container it is, which sandbox, and for whom."""
-SNAPSHOT = "agentrl.snapshot"
-"""Label of images: which snapshot they are."""
+SNAPSHOT, REPOSITORY = "agentrl.snapshot", "agentrl-snapshot"
+"""Label of images: which snapshot they are; and what their names begin with."""
 PLAIN, WORKDIR, TTL = "agentrl.plain", "agentrl.workdir", "agentrl.ttl"
 """Labels of containers without sandboxd, and what a later controller must know of them."""
 PLAIN_PIDS = 8
@@ -40,6 +40,9 @@ def image_of(spec: SandboxSpec, config: DockerConfig) -> str:
     if not image:
         message = "a container needs an image: set the spec's image, or sandbox.docker.image for those without"
         raise SandboxError(message, blame=Blame.CALLER, ran=Ran.NO)
+    if REPOSITORY in image:
+        # By its own name it would be there for every tenant.
+        raise SandboxError(f"image {image!r} is a snapshot: name it as such", blame=Blame.CALLER, ran=Ran.NO)
     return image
 
 

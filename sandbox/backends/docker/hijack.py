@@ -105,7 +105,7 @@ async def dial(engine: Engine) -> Stream:
     if url.scheme == "unix":
         return await asyncio.open_unix_connection(url.netloc + url.path)
     if url.scheme == "ssh":
-        return await _dial_ssh(url.netloc)
+        return await _dial_ssh(f"ssh://{url.netloc}")
     folder = os.environ.get("DOCKER_CERT_PATH", "") if engine.tls else ""
     context = None
     if folder:
@@ -114,10 +114,10 @@ async def dial(engine: Engine) -> Stream:
     return await asyncio.open_connection(url.hostname, url.port or (2376 if context else 2375), ssl=context)
 
 
-async def _dial_ssh(where: str) -> Stream:
-    process = await asyncio.create_subprocess_exec(
-        "ssh", where, "docker", "system", "dial-stdio", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
+async def _dial_ssh(url: str) -> Stream:
+    # As a URL, since the port would be taken for a part of the name otherwise.
+    command, pipe = ("ssh", "--", url, "docker", "system", "dial-stdio"), asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
     return process.stdout, process.stdin

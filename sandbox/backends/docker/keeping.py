@@ -17,12 +17,11 @@ from urllib.parse import quote, unquote
 
 from agentrl.core.errors import Blame, Ran, SandboxError, Unsupported
 from agentrl.core.types import SandboxSpec
-from sandbox.backends.docker.container import CONTROLLER, PLAIN, SNAPSHOT, volumes
+from sandbox.backends.docker.container import CONTROLLER, PLAIN, REPOSITORY, SNAPSHOT, volumes
 from sandbox.backends.docker.engine import Engine, is_absent
 
 log = logging.getLogger(__name__)
 
-REPOSITORY = "agentrl-snapshot"
 FRESH_S = 0.003
 """A volume whose folder changed this short before its sandbox was frozen, or later, is another than the sandbox's."""
 

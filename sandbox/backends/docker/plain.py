@@ -26,7 +26,7 @@ from sandbox.backends.docker.running import Order, Running
 from sandbox.backends.docker.scripts import PACK, READ, RENEW, UNPACK, WRITE
 from sandbox.channel import Answer, Channel, Stream
 from sandbox.runtime.commands import Capture
-from sandbox.runtime.files import BINARY, check_member, refused
+from sandbox.runtime.files import BINARY, check_digest, check_member, refused
 from sandbox.runtime.sandboxd import KEPT_BYTES, KEPT_RESULTS
 from sandbox.runtime.wire import MAX_BODY, Refused, decode
 
@@ -50,6 +50,8 @@ class PlainSandbox:
         if journal.exists():
             lines = (line.split() for line in journal.read_text().splitlines() if line.count(" ") == 1)
             self._digests = {name: digest for name, digest in dict(lines).items() if digest != NOT_RUN}
+        self._earlier = frozenset(self._digests)
+        """Keys that an earlier controller wrote down, just before it ran them."""
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -119,8 +121,7 @@ class PlainSandbox:
 
     async def _run(self, order: Order) -> Answer:
         try:
-            found = await Running(self._engine, self._container, order).result()
-            return Answer(200, JSON, json.dumps(found, separators=(",", ":")).encode())
+            return Answer(200, JSON, await Running(self._engine, self._container, order).result())
         except Refused as refusal:
             return Answer(refusal.status, JSON, refusal.body)
         except SandboxError as error:
@@ -139,6 +140,9 @@ class PlainSandbox:
         task = self._results.get(name)
         if task is not None:
             return await asyncio.shield(task)
+        if name in self._earlier:
+            message = f"exec {key!r} may have run, but the controller that started it did not live to keep its result"
+            raise Refused(410, "SANDBOX", message, "infra", "maybe")
         if name in self._digests:
             raise Refused(410, "SANDBOX", f"exec {key!r} ran, but its result is no longer kept", "infra", "yes")
         raise Refused(404, "NOT_FOUND", f"no exec with key {key!r} was received")
@@ -207,7 +211,7 @@ class PlainSandbox:
         return Answer(200, BINARY, data, {"x-sha256": hashlib.sha256(data).hexdigest(), "x-size": size})
 
     async def _write(self, path: str, query: Mapping[str, str], body: bytes) -> Answer:
-        _check(path, body, query)
+        check_digest(path, body, query.get("sha256", ""))
         mode = int(query.get("mode", "420")) & 0o777
         await self._at(WRITE, path, f"{mode:o}", stdin=body)
         return Answer(200, JSON, b"{}")
@@ -224,7 +228,7 @@ class PlainSandbox:
         return Answer(200, BINARY, await asyncio.to_thread(_filtered, packed))
 
     async def _unpack(self, path: str, query: Mapping[str, str], body: bytes) -> Answer:
-        _check(path, body, query)
+        check_digest(path, body, query.get("sha256", ""))
         folders = await asyncio.to_thread(_folders, path, body)
         await self._at(UNPACK, path, *folders, stdin=body)
         return Answer(200, JSON, b"{}")
@@ -234,11 +238,6 @@ FILES = {
     "GET /files": PlainSandbox._read, "PUT /files": PlainSandbox._write,
     "GET /tar": PlainSandbox._pack, "PUT /tar": PlainSandbox._unpack,
 }  # fmt: skip
-
-
-def _check(path: str, body: bytes, query: Mapping[str, str]) -> None:
-    if query.get("sha256") and hashlib.sha256(body).hexdigest() != query["sha256"]:
-        raise refused(path, "the bytes that arrived do not have the digest that was sent", 400)
 
 
 def _filtered(packed: bytes) -> bytes:

@@ -18,9 +18,9 @@ from agentrl.core.errors import SandboxError
 from sandbox.backends.docker.engine import Engine
 from sandbox.backends.docker.hijack import Program, started
 from sandbox.backends.docker.scripts import RUN
-from sandbox.runtime.commands import TERM_S, Capture
+from sandbox.runtime.commands import TERM_S, Capture, result_of
 from sandbox.runtime.processes import MARKER
-from sandbox.runtime.wire import Refused, encode
+from sandbox.runtime.wire import Refused
 
 BEGIN_S = 60.0
 """Longest time until the engine has executed a command."""
@@ -28,6 +28,9 @@ LOOK_S = 1.0
 """How often a silent command is looked after: its supervisor may be dead, and a background child hold its pipes."""
 GIVE_UP_S = 7.0
 """Seconds after the deadline when a command that does not end takes its container with it."""
+
+LONGEST_LINE, MOST_LINES = 200, 4
+"""Bytes of a line with its mark, and how many are kept: a task may read its mark where its supervisor runs."""
 
 
 class Marked:
@@ -41,11 +44,17 @@ class Marked:
     def feed(self, data: bytes) -> None:
         self._rest += data
         while (start := self._rest.find(self._mark)) >= 0:
-            end = self._rest.find(b"\n", start)
-            if end < 0:
+            end = self._rest.find(b"\n", start, start + LONGEST_LINE)
+            if end < 0 and len(self._rest) - start < LONGEST_LINE:
                 break
+            if end < 0:
+                # Not the supervisor's.
+                self.kept.feed(self._rest[: start + len(self._mark)])
+                self._rest = self._rest[start + len(self._mark) :]
+                continue
             self.kept.feed(self._rest[:start])
-            self.lines.append(self._rest[start + len(self._mark) : end].decode().split())
+            self.lines.append(self._rest[start + len(self._mark) : end].decode(errors="replace").split())
+            del self.lines[:-MOST_LINES]
             self._rest = self._rest[end + 1 :]
         safe = start if start >= 0 else max(0, len(self._rest) - len(self._mark))
         self.kept.feed(self._rest[:safe])
@@ -53,7 +62,7 @@ class Marked:
 
     @property
     def ended(self) -> bool:
-        return bool(self.lines) and self.lines[-1][0] == "E"
+        return bool(self.lines) and self.lines[-1][:1] == ["E"]
 
     def finish(self) -> None:
         """Nothing more comes."""
@@ -85,8 +94,8 @@ class Running:
         self._begun: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         """When its supervisor reported."""
 
-    async def result(self) -> dict[str, Any]:
-        """The fields of an ExecResult. Refused when it could not be executed, SandboxError when that is not known."""
+    async def result(self) -> bytes:
+        """An ExecResult as JSON. Refused when it could not be executed, SandboxError when that is not known."""
         order = self._order
         argv = ("sh", "-c", RUN, "agentrl", self._nonce, order.marker, str(max(1, int(order.timeout_s * 100))),
                 str(int(order.ttl_s * 100)), order.cwd, *order.argv)  # fmt: skip
@@ -144,9 +153,12 @@ class Running:
         await self._engine.call("kill", self._container)
         raise SandboxError("a command could neither be followed nor ended, so its container was killed")
 
-    def _verdict(self) -> dict[str, Any]:
-        _, kind, *numbers = self._err.lines[-1]
-        code, late, ooms = map(int, numbers)
+    def _verdict(self) -> bytes:
+        try:
+            _, kind, *numbers = self._err.lines[-1]
+            code, late, ooms = map(int, numbers)
+        except ValueError as error:
+            raise SandboxError(f"a command forged what its supervisor says: {self._err.lines[-1]}") from error
         if kind == "F":
             said = self._err.kept.bytes().decode(errors="replace").strip().rpartition("agentrl: ")[2]
             message = f"cannot execute {self._order.argv[0]!r}: {said[:500]}"
@@ -155,9 +167,9 @@ class Running:
         word = "TIMEOUT" if late else "SIGNALED" if signal else "EXITED"
         if word != "TIMEOUT" and ooms > 0 and code == 137:
             word, signal = "OOM", 9
-        return self._fields(word, code if word == "EXITED" else None, signal)
+        return self._result(word, code if word == "EXITED" else None, signal)
 
-    async def _cut_off(self, program: Program) -> dict[str, Any]:
+    async def _cut_off(self, program: Program) -> bytes:
         """Its supervisor said nothing: it was not executed, or was killed, or the container ended."""
         state = await program.state()
         if not self._err.lines and state["Pid"] == 0 and not state["Running"]:
@@ -169,13 +181,7 @@ class Running:
             raise SandboxError("the connection to a command broke off")
         # With a signal to its process group, or to all: what is left of it goes too.
         await self._poke()
-        return self._fields("SIGNALED", None, code - 128)
+        return self._result("SIGNALED", None, code - 128)
 
-    def _fields(self, word: str, code: int | None, signal: int | None) -> dict[str, Any]:
-        out, err = self._out.kept, self._err.kept
-        return {
-            "status": word, "exit_code": code, "signal": signal,
-            "stdout": encode(out.bytes()), "stderr": encode(err.bytes()),
-            "stdout_total": out.total, "stderr_total": err.total,
-            "duration_s": round(time.monotonic() - self._started, 6),
-        }  # fmt: skip
+    def _result(self, word: str, code: int | None, signal: int | None) -> bytes:
+        return result_of((word, code, signal), self._out.kept, self._err.kept, self._started)

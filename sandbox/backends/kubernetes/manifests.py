@@ -138,6 +138,8 @@ def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: st
     if _in_memory(config):
         runtime_config["volume_mb"] = spec.limits.disk_mb
     own = config.user == "own"
+    if not own:
+        runtime_config["writable_image"] = True
     pids = spec.limits.pids if own else 0
     security: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
     mounts: list[Object] = [{"name": "runtime", "mountPath": RUNTIME, "readOnly": True}]

@@ -42,6 +42,8 @@ class ForkServer:
         self._ended: dict[str, str] = {}
         self._errands: set[int] = set()
         """Forks of ours that are no sandboxes."""
+        self._packing: dict[str, list[Done]] = {}
+        """Snapshots that are being made, with whom to tell that they are forgotten."""
         self._peers: set[Peer] = set()
         self._last_contact = time.monotonic()
         self._next_uid = 0
@@ -128,9 +130,7 @@ class ForkServer:
             case "snapshot":
                 self.snapshot(name, message["snapshot"], done)
             case "forget":
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(self._ground.snapshot(message["snapshot"]))
-                done("")
+                self.forget(message["snapshot"], done)
             case "destroy":
                 self.destroy(name, lambda: peer.send({"seq": seq}))
             case "list":
@@ -238,11 +238,14 @@ class ForkServer:
 
     def snapshot(self, name: str, snapshot_id: str, done: Done) -> None:
         child = self._children.get(name)
-        if child is None:
-            done(f"there is no sandbox {name}")
+        if child is None or snapshot_id in self._packing:
+            done(f"{snapshot_id} is being made" if child else f"there is no sandbox {name}")
             return
+        self._packing[snapshot_id] = []
 
         def made(error: str) -> None:
+            for forgotten in self._packing.pop(snapshot_id):
+                self.forget(snapshot_id, forgotten)
             if error and not child.frozen and name in self._children:
                 # It may have been left standing still.
                 self.resume(name, lambda _: done(error))
@@ -254,6 +257,15 @@ class ForkServer:
             path=self._ground.snapshot(snapshot_id), limit=child.disk_bytes,
         )  # fmt: skip
         self._errand(work, made)
+
+    def forget(self, snapshot_id: str, done: Done) -> None:
+        """One that is being made for a controller that was killed is forgotten when it is made."""
+        if snapshot_id in self._packing:
+            self._packing[snapshot_id].append(done)
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._ground.snapshot(snapshot_id))
+        done("")
 
     def _errand(self, work: Callable[[], None], done: Done) -> None:
         try:

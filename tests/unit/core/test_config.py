@@ -112,12 +112,15 @@ def test_without_lag_no_correction_is_needed(overrides: list[str]) -> None:
     assert load_config(None, ["train.loss.correction=none", *overrides]).train.loss.correction == "none"
 
 
-@pytest.mark.parametrize("setting", ["engine.kind=vllm", "sandbox.backend=docker"])
-def test_a_part_that_no_run_can_start_is_refused(setting: str) -> None:
-    key, _, value = setting.partition("=")
-    with pytest.raises(ConfigError, match=f"{key} = '{value}'"):
-        load_config(None, [setting])
-    assert load_config(None, [setting, 'engine.urls=["http://x"]', "sandbox.url=http://y"])
+def test_a_part_that_no_run_can_start_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"engine\.kind = 'vllm'"):
+        load_config(None, ["engine.kind=vllm"])
+    assert load_config(None, ["engine.kind=vllm", 'engine.urls=["http://x"]'])
+
+
+@pytest.mark.parametrize("backend", ["local", "docker", "kubernetes"])
+def test_every_backend_of_sandboxes_may_be_named(backend: str) -> None:
+    assert load_config(None, [f"sandbox.backend={backend}"]).sandbox.backend == backend
 
 
 def test_a_group_that_could_never_be_ready_is_refused() -> None:

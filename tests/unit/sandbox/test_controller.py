@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from placing import PlacingBackend, controller
 
-from agentrl.core.errors import SandboxError
+from agentrl.core.errors import Ran, RequestError, SandboxError, ServiceUnavailable
 from agentrl.core.types import SandboxSpec, SandboxState
 
 
@@ -31,4 +31,41 @@ async def test_sweeps_go_on_whatever_failed(tmp_path: Path) -> None:
         backend.looked.clear()
         async with asyncio.timeout(10):
             await backend.looked.wait()
+        assert not backend.failures
+
+
+async def test_a_sandbox_of_the_pool_that_could_not_be_made_is_left_to_the_sweep(tmp_path: Path) -> None:
+    backend = PlacingBackend()
+    async with controller(backend, tmp_path, warm=1) as made:
+        backend.failures |= {"create": OSError("the disk is full"), "destroy": ServiceUnavailable("nobody answers")}
+        made.pool.take(SandboxSpec())
+        async with asyncio.timeout(10):
+            while backend.failures or made.pool.making or not made.pool.ids:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.relay.MAX_BODY", 10)
+    async with controller(PlacingBackend(), tmp_path) as made:
+        box = await made.create("o", "k", SandboxSpec())
+        await made.relay.forward(box.id, "PUT", "/files?path=a", bytes(10), "", timeout_s=5)
+        with pytest.raises(RequestError, match="PUT /files: 11 bytes are more than 10 at once") as refused:
+            await made.relay.forward(box.id, "PUT", "/files?path=a", bytes(11), "", timeout_s=5)
+        assert refused.value.ran is Ran.NO
+
+
+async def test_a_backend_that_cannot_say_why_does_not_say_that_nothing_ran(tmp_path: Path) -> None:
+    backend = PlacingBackend()
+    async with controller(backend, tmp_path) as made:
+        box = await made.create("o", "k", SandboxSpec())
+        call = asyncio.create_task(made.relay.forward(box.id, "POST", "/processes/slow", b"", "s", timeout_s=5))
+        await asyncio.sleep(0.01)
+        backend.failures["inventory"] = SandboxError("the fork server did not start", ran=Ran.NO)
+        made.relay.interrupt(box.id)
+        backend.paused.add(box.id)
+        with pytest.raises(ServiceUnavailable, match="no answer") as unknown:
+            await call
+        assert unknown.value.ran is Ran.MAYBE
         assert not backend.failures

@@ -55,6 +55,13 @@ def test_each_kind_of_disk_limit() -> None:
     assert not {"StorageOpt", "ReadonlyRootfs"} & asked(disk="unlimited")["HostConfig"].keys()
 
 
+@pytest.mark.parametrize("image", ["agentrl-snapshot:snap-1", "host/library/agentrl-snapshot:snap-1"])
+def test_a_snapshot_is_no_image_for_those_who_know_its_name(image: str) -> None:
+    with pytest.raises(SandboxError, match="is a snapshot: name it as such") as refused:
+        image_of(SandboxSpec(image=image), DockerConfig())
+    assert (refused.value.blame, refused.value.ran) == (Blame.CALLER, Ran.NO)
+
+
 def test_without_sandboxd_nothing_of_the_host_is_mounted() -> None:
     plain = creation("sb-1", SPEC, DockerConfig(), "img:1", controller="c", owner="", handoff=None)
     assert {mount["Type"] for mount in plain["HostConfig"]["Mounts"]} == {"volume"}

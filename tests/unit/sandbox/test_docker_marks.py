@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sandbox.backends.docker.running import Marked
+from sandbox.backends.docker.running import LONGEST_LINE, MOST_LINES, Marked
 
 MARK = b"0123456789abcdef"
 PIECES = st.lists(st.one_of(st.binary(max_size=40), st.just(MARK[:9]), st.just(b"\n")), max_size=6)
@@ -33,3 +33,14 @@ def test_a_stream_that_breaks_off_keeps_what_came() -> None:
     assert not stream.ended
     stream.finish()
     assert stream.kept.bytes() == b"some output" + MARK[:5]
+
+
+def test_a_task_that_knows_its_mark_fills_no_memory_with_it() -> None:
+    stream = Marked(MARK, 100)
+    stream.feed(MARK + b"\xff\n" + (MARK + b"x\n") * 1000)
+    assert len(stream.lines) == MOST_LINES
+    assert not stream.ended
+    stream.feed(MARK + bytes(LONGEST_LINE))
+    assert stream.kept.total == LONGEST_LINE, "all but what may begin another mark"
+    stream.feed(MARK + b"\n" + MARK + b"E\n")
+    assert stream.ended

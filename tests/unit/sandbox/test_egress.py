@@ -64,7 +64,7 @@ async def test_a_request_with_an_absolute_url_is_passed_on(echo: int, tmp_path: 
         f"POST http://127.0.0.1:{echo}/a?b=c HTTP/1.1\r\nHost: x\r\nProxy-Connection: keep-alive\r\n\r\nbody".encode()
     )
     answer = await asked(proxy, tmp_path / "p", head)
-    assert answer == b"POST /a?b=c HTTP/1.1\r\nHost: x\r\nconnection: close\r\n\r\nbody"
+    assert answer == f"POST /a?b=c HTTP/1.1\r\nhost: 127.0.0.1:{echo}\r\nconnection: close\r\n\r\nbody".encode()
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,55 @@ async def test_what_is_no_request_for_a_proxy_is_400(request_line: str, tmp_path
     proxy = EgressProxy(("*.org:80",), Metrics(SPECS))
     answer = await asked(proxy, tmp_path / "p", f"{request_line}\r\nhost: a.org\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+async def test_a_name_that_cannot_be_one_is_502(tmp_path: Path) -> None:
+    proxy = EgressProxy(("*.test:80",), Metrics(SPECS))
+    answer = await asked(proxy, tmp_path / "p", f"CONNECT {'a' * 64}.test:80 HTTP/1.1\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 502 ")
+
+
+async def test_a_line_that_an_upstream_could_read_as_two_is_400(echo: int, tmp_path: Path) -> None:
+    proxy = EgressProxy((f"127.0.0.1:{echo}",), Metrics(SPECS))
+    head = f"GET http://127.0.0.1:{echo}/ HTTP/1.1\r\na: b\nhost: other\r\n\r\n".encode()
+    assert (await asked(proxy, tmp_path / "p", head)).startswith(b"HTTP/1.1 400 ")
+
+
+async def test_one_connection_too_many_is_closed(echo: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.egress.MOST", 1)
+    proxy = EgressProxy((f"127.0.0.1:{echo}",), Metrics(SPECS))
+    await proxy.start(tmp_path / "p")
+    reader, writer = await asyncio.open_unix_connection(tmp_path / "p")
+    writer.write(f"CONNECT 127.0.0.1:{echo} HTTP/1.1\r\n\r\n".encode())
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    more, other = await asyncio.open_unix_connection(tmp_path / "p")
+    assert await more.read() == b""
+    for each in (writer, other):
+        each.close()
+    await proxy.close()
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "10.0.0.1",
+        "169.254.169.254",
+        "::1",
+        "fd00::1",
+        "::ffff:10.0.0.1",
+        "64:ff9b::a00:1",
+        "2002:a00:1::1",
+        "224.0.0.1",
+    ],
+)
+def test_no_form_of_an_address_that_is_not_public_is_permitted_by_itself(address: str) -> None:
+    assert not EgressProxy(("*.org:80",), Metrics(SPECS))._permitted(address, 80)
+    assert EgressProxy((f"[{address}]:80",), Metrics(SPECS))._permitted(address, 80)
+
+
+@pytest.mark.parametrize("address", ["1.1.1.1", "2606:4700::1111", "64:ff9b::101:101"])
+def test_public_addresses_are_permitted(address: str) -> None:
+    assert EgressProxy(("*.org:80",), Metrics(SPECS))._permitted(address, 80)
 
 
 def test_rules() -> None:

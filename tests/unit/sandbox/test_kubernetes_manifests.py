@@ -63,6 +63,12 @@ def test_the_images_user_keeps_the_images_files() -> None:
     assert "runAsUser" not in container["securityContext"]
 
 
+@pytest.mark.parametrize(("user", "writable"), [("own", False), ("image", True)])
+def test_the_runtime_is_told_whether_tasks_may_write_the_image(user: str, writable: bool) -> None:
+    command = made(CONFIG.model_copy(update={"user": user}))["spec"]["containers"][0]["command"]
+    assert json.loads(command[5]).get("writable_image", False) is writable
+
+
 def test_a_template_overrides_all_but_a_pods_identity() -> None:
     template = {
         "metadata": {"name": "mine", "labels": {"agentrl/controller": "mine", "team": "a"}},

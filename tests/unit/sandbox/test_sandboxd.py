@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from runtime import RUNTIME, TOKEN, call, sandboxd
+from runtime import RUNTIME, TOKEN, call, interpreters, sandboxd
 
 from sandbox.runtime.commands import Capture
 from sandbox.runtime.sandboxd import FROZEN_S, GRACE_S
@@ -26,12 +26,6 @@ def test_it_is_python_3_7_and_standard_library_only(path: Path) -> None:
         modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for module in modules:
             assert module.split(".")[0] in sys.stdlib_module_names or module.startswith("sandbox.runtime"), module
-
-
-def interpreters() -> list[str]:
-    """Every Python from 3.7 up that lies beside ours."""
-    beside = Path(sys.base_prefix).parent.glob("3.*/bin/python3")
-    return [sys.executable, *(str(path) for path in beside if int(path.parts[-3].split(".")[1]) >= 7)]
 
 
 @pytest.mark.parametrize("python", interpreters())

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
-from agentrl.core.db import open_database
+from agentrl.core.db import Database, open_database
 from agentrl.core.errors import Conflict
 from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox.api import MIGRATIONS
 from sandbox.states import Record, advance
 from sandbox.store import SandboxStore
+
+T = TypeVar("T")
 
 
 def record(name: str) -> Record:
@@ -64,6 +68,28 @@ async def test_a_row_that_another_controller_changed_is_not_overwritten(store: S
     with pytest.raises(Conflict, match="idempotency key"):
         await other.save(replace(record("a"), id="sb-other"))
     await other.close()
+
+
+async def test_what_was_written_though_no_answer_came_is_not_written_again(
+    store: SandboxStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent, write = [True], Database.write
+
+    async def written(self: Database, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+        done = await write(self, work)
+        if silent and silent.pop():
+            raise OSError("the connection was lost during the commit")
+        return done
+
+    monkeypatch.setattr(Database, "write", written)
+    monkeypatch.setattr("sandbox.store.PAUSE_S", 0.01)
+    for change in (record("a"), replace(record("a"), deadline=9.0), advance(record("a"), SandboxState.LOST, now=5.0)):
+        silent[:] = [True]
+        store.feed.note(change)
+        await asyncio.gather(store.save(change), store.save(record(f"{change.state}{change.deadline}")))
+        assert not silent
+        assert await store.get("sb-a") == change
+    assert [event.seq for event in (await store.feed.page(0)).events] == [1, 2, 3]
 
 
 async def test_purge_forgets_what_ended_long_ago(store: SandboxStore) -> None:

@@ -13,6 +13,7 @@ from stepping import cancelled_at
 from agentrl.core.errors import Conflict, NotFound, Ran, SandboxError, SandboxLost, Unsupported
 from agentrl.core.types import ExecRequest, SandboxSpec, SandboxState
 from sandbox.controller import Controller
+from sandbox.snapshot_store import SnapshotRow, SnapshotState
 
 SPEC = SandboxSpec(ttl_s=60.0)
 TRUE = ExecRequest(argv=("true",))
@@ -298,3 +299,18 @@ async def test_the_pool_makes_nothing_from_snapshots(backend: PlacingBackend, tm
         await made.create("o", "f", SandboxSpec(snapshot=kept.id))
         await asyncio.sleep(0.05)
         assert before == len(made.pool.ids) == 2
+
+
+async def test_a_sandbox_left_frozen_amid_a_snapshot_goes_on_after_a_restart(
+    backend: PlacingBackend, tmp_path: Path
+) -> None:
+    async with controller(backend, tmp_path, leave=True) as made:
+        box = await made.create("o", "k", SPEC)
+        row = SnapshotRow("snap-1", "o", box.id, "", SnapshotState.MAKING, 1.0, 2.0)
+        await made._store.snapshots.add(row)
+        backend.paused.add(box.id)
+        await made.records.flush()
+    async with controller(backend, tmp_path) as made:
+        assert (await made.records.get(box.id)).state is SandboxState.READY
+        assert not backend.paused
+        assert not made.snapshots._rows

@@ -1,4 +1,4 @@
-"""Says in our errors what a database's driver says in its own. Used by `store` and `feed`.
+"""Says in our errors what a database's driver says in its own. Used by `store`, `snapshot_store` and `feed`.
 
 Invariant: a store that is away is ServiceUnavailable, and one that somebody else wrote to is Conflict.
 """
