@@ -326,3 +326,25 @@ async def test_other_users_are_unsupported_without_the_capabilities(config: Dock
             await sandbox.exec(ExecRequest(argv=("true",), user="nobody"))
         said = (await sandbox.exec(ExecRequest(argv=STATUS))).stdout.split()
         assert set(said[3::2]) == {b"0" * 16}
+
+
+async def test_what_a_task_writes_into_the_image_does_not_come_into_the_runtime(
+    config: DockerConfig, tmp_path: Path
+) -> None:
+    settings = SandboxConfig(backend="docker", docker=config.model_copy(update={"disk": "unlimited"}))
+    async with (
+        service(tmp_path, settings) as client,
+        client.acquire(SandboxSpec(), owner="test", key="k") as sandbox,
+    ):
+        replace = (
+            "import gzip, subprocess, tarfile\n"
+            "for module in gzip, subprocess, tarfile:\n"
+            "    with open(module.__file__, 'w') as file:\n"
+            '        file.write(\'open("/work/came", "w"); raise SystemExit(9)\')\n'
+        )
+        assert (await sandbox.exec(ExecRequest(argv=("python3", "-c", replace)))).exit_code == 0
+        assert (await sandbox.exec(ExecRequest(argv=("python3", "-c", "import tarfile")))).exit_code == 9
+        assert (await sandbox.exec(ExecRequest(argv=("rm", "came")))).exit_code == 0
+        assert await sandbox.download_tar(".")
+        assert (await sandbox.exec(ExecRequest(argv=("true",), user="12345"))).exit_code == 0
+        assert (await sandbox.exec(ExecRequest(argv=("sh", "-c", "[ -e came ]")))).exit_code == 1
