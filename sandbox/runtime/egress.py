@@ -84,7 +84,7 @@ class Pair:
             if sock in self._reading and not self._waiting[peer]:
                 self._read(sock, peer)
         except BlockingIOError:
-            pass
+            pass  # Not ready after all; the loop says when it is.
         except OSError:
             self._close()
             return

@@ -1,7 +1,8 @@
 """The runtime inside a sandbox: commands, files, health and the lease, over HTTP on a unix socket or a port.
 
-Started by a backend as the sandbox's first process; called only by the controller. One thread, standard library
-only, Python 3.7+, since it runs in other people's images (as `python -m sandbox.runtime.sandboxd CONFIG_JSON`).
+Started by a backend as the sandbox's first process, through the fork server, `handoff` or `pod`; by itself as
+`python -m sandbox.runtime.sandboxd CONFIG_JSON`. Called only by the controller. One thread, standard library only,
+Python 3.7+, since it runs in other people's images.
 Invariants: a key runs at most once, and without renewal for TTL + grace everything here dies.
 """
 

@@ -15,13 +15,14 @@ from typing import Any
 
 import psutil
 import pytest
+from held import Held
 from sandboxes import TOKEN, ControllerProcess, sandbox_config, service, sh
 
 from agentrl.core.config import SandboxConfig
 from agentrl.core.errors import SandboxError, SandboxLost
 from agentrl.core.types import ExecRequest, SandboxSpec
 from sandbox.backends.docker.container import CONTROLLER
-from sandbox.client import RemoteSandbox, SandboxClient
+from sandbox.client import SandboxClient
 
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
 TRUE = ExecRequest(argv=("true",))
@@ -95,29 +96,15 @@ async def test_killed_controller_adopts_its_containers_again(
     process = ControllerProcess(tmp_path, settings=config.model_dump(mode="json"))
     await process.start()
     client = SandboxClient(process.url, token=TOKEN)
-    release, ready = asyncio.Event(), asyncio.Semaphore(0)
-    held: list[RemoteSandbox] = []
-
-    async def hold(i: int) -> bytes:
-        async with client.acquire(SPEC, owner="test", key=f"k{i}") as sandbox:
-            held.append(sandbox)
-            ready.release()
-            await sandbox.exec(sh("echo start >> runs; sleep 3; echo end >> runs"), key=f"e{i}")
-            await release.wait()
-            return (await sandbox.exec(sh("cat runs"))).stdout
-
-    tasks = [asyncio.create_task(hold(i)) for i in range(6)]
-    for _ in tasks:
-        await ready.acquire()
-    await asyncio.sleep(0.3)
+    held = Held(client, seconds=3)
+    await held.start(6)
     assert await process.signal(signal.SIGKILL) == -signal.SIGKILL
     before = {container.id for container in containers(engine, tmp_path)}
     assert len(before) == 6
     await process.start()
-    assert {view.id for view in await client.list()} == {sandbox.id for sandbox in held}
+    assert {view.id for view in await client.list()} == held.ids
     assert {container.id for container in containers(engine, tmp_path)} == before
-    release.set()
-    assert await asyncio.gather(*tasks) == [b"start\nend\n"] * 6, "each command ran exactly once"
+    await held.finish()
     assert not containers(engine, tmp_path)
     await client.close()
     await process.signal(signal.SIGTERM)

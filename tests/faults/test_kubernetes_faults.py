@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from held import Held
 from kube_node import Program, another_node
 from sandboxes import TOKEN, ControllerProcess, sandbox_config, service, sh
 
@@ -18,7 +19,7 @@ from agentrl.core.errors import AgentRLError, Blame, SandboxLost, ServiceUnavail
 from agentrl.core.types import ExecRequest, SandboxSpec, SandboxState
 from sandbox.backends.kubernetes import manifests
 from sandbox.backends.kubernetes.cluster import Cluster
-from sandbox.client import RemoteSandbox, SandboxClient
+from sandbox.client import SandboxClient
 
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
 TRUE = ExecRequest(argv=("true",))
@@ -72,31 +73,17 @@ async def test_killed_controller_adopts_its_pods_again(config: SandboxConfig, cl
     await process.start()
     client = SandboxClient(process.url, token=TOKEN)
     other = sandbox_config("kubernetes")
-    release, ready = asyncio.Event(), asyncio.Semaphore(0)
-    held: list[RemoteSandbox] = []
-
-    async def hold(i: int) -> bytes:
-        async with client.acquire(SPEC, owner="test", key=f"k{i}") as sandbox:
-            held.append(sandbox)
-            ready.release()
-            await sandbox.exec(sh("echo start >> runs; sleep 4; echo end >> runs"), key=f"e{i}")
-            await release.wait()
-            return (await sandbox.exec(sh("cat runs"))).stdout
-
-    tasks = [asyncio.create_task(hold(i)) for i in range(6)]
-    for _ in tasks:
-        await ready.acquire()
-    await asyncio.sleep(0.3)
+    held = Held(client, seconds=4)
+    await held.start(6)
     assert await process.signal(signal.SIGKILL) == -signal.SIGKILL
-    ids = {sandbox.id for sandbox in held}
+    ids = held.ids
     async with service(tmp_path / "b", other) as another:
         assert await names(cluster, "pods", config) == ids
         assert not await another.list()
     assert await names(cluster, "pods", config) == ids, "a controller with another name ended none of them"
     await process.start()
     assert {view.id for view in await client.list()} == ids
-    release.set()
-    assert await asyncio.gather(*tasks) == [b"start\nend\n"] * 6, "each command ran exactly once"
+    await held.finish()
     await until(lambda: none_live(client))
     await client.close()
     await process.signal(signal.SIGTERM)
