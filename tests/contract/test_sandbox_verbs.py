@@ -185,3 +185,12 @@ async def test_what_a_command_made_is_in_the_snapshot(name: str, tmp_path: Path)
         async with sandbox.fork() as fork:
             look = await fork.exec(sh("cat deep/link; stat -c %a deep; readlink deep/link; cat /tmp/t"))
             assert look.stdout == b"x\n750\ner/file\nt\n"
+
+
+@on(tuple(name for name in KEEPS if name != "memory"))
+async def test_a_fork_has_every_file_however_many(name: str, tmp_path: Path) -> None:
+    async with place(name, tmp_path) as sandboxes, sandboxes.acquire(SPEC, owner="test", key="one") as sandbox:
+        for count in range(1, 9):
+            await sandbox.write(f"{count}.txt", b"x" * 500)
+            async with sandbox.fork() as fork:
+                assert (await fork.exec(sh("ls | wc -l"))).stdout.split() == [str(count + 1).encode()]

@@ -35,6 +35,8 @@ def pack(root: str, file: IO[bytes], limit: int) -> None:
                         archive.addfile(info, content)
                 else:
                     archive.addfile(info)
+    # Whoever packs may be a fork that ends without closing `file`.
+    file.flush()
 
 
 def _fail(error: OSError) -> None:
@@ -44,6 +46,9 @@ def _fail(error: OSError) -> None:
 def unpack(root: str, file: IO[bytes], owner: int) -> None:
     """What is there already stays. Files of the old owner become those of `owner`; -1: all are the caller's."""
     folders = []
+    if os.fstat(file.fileno()).st_size % tarfile.RECORDSIZE:
+        # Of which `tarfile` would read what there is, and say nothing.
+        raise OSError(errno.EIO, "the snapshot was cut short")
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for info in archive:
             target = os.path.join(root, info.name)
