@@ -18,7 +18,9 @@ READY = b"+"
 
 def main(port: int) -> None:
     hide_memory()
-    sock = socket.create_connection(("127.0.0.1", port), 5.0)
+    sock = socket.socket()
+    sock.settimeout(5.0)
+    sock.connect(("127.0.0.1", port))
     sock.settimeout(None)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     write_all(READY)

@@ -130,6 +130,8 @@ class Files:
         """A folder, or a file, as tar; symlinks as such, devices and sockets left out."""
         import tarfile  # only here, since few sandboxes need it and all would pay for it in memory
 
+        # Names of owners would be asked of libc, which loads what a task may have named in nsswitch.conf.
+        vars(tarfile).update(grp=None, pwd=None)
         real, buffer = self.real(path), io.BytesIO()
 
         def chosen(member: tarfile.TarInfo) -> tarfile.TarInfo | None:

@@ -18,7 +18,7 @@ import sys
 from typing import Any, NoReturn
 
 from sandbox.runtime.egress import Egress
-from sandbox.runtime.hardening import hide_memory, import_no_more
+from sandbox.runtime.hardening import given_environment, hide_memory
 from sandbox.runtime.sandboxd import Config, Daemon
 
 PATH = "/run/agentrl/handoff.sock"
@@ -89,13 +89,11 @@ def main() -> NoReturn:
     peer.connect(PATH)
     try:
         listener, config = receive(peer)
-        env = {**os.environ, "HOME": config["workdir"], **config["env"]}
+        env = {**given_environment(), "HOME": config["workdir"], **config["env"]}
         os.makedirs(config["workdir"], exist_ok=True)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         daemon = Daemon(Config(config["workdir"], config["ttl_s"], env), listener)
         protect()
-        if config.get("writable_image"):
-            import_no_more()
         if config.get("egress"):
             Egress(daemon, config["egress"])
         daemon.files.write_all(config["files"])

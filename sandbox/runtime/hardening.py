@@ -19,6 +19,15 @@ LATER = (
     "tarfile", "termios", "unicodedata",
 )  # fmt: skip
 """What is otherwise imported by the first request that needs it."""
+UNHEARD = ("LD_AUDIT", "LD_PRELOAD")
+"""Variables that a loader obeys; backends leave them empty for the Python that they bring."""
+
+
+def given_environment() -> dict[str, str]:
+    """What the image and whoever started us set; Python may have added a locale of its own to os.environ."""
+    with open("/proc/self/environ", "rb") as file:
+        pairs = [os.fsdecode(pair).partition("=") for pair in file.read().split(b"\0") if b"=" in pair]
+    return {name: value for name, _, value in pairs if value or name not in UNHEARD}
 
 
 def hide_memory() -> None:

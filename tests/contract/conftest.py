@@ -1,4 +1,7 @@
-"""Sandboxes on every backend that this machine has, and in memory. Each test gets a controller of its own."""
+"""Sandboxes on every backend that this machine has, and in memory. Each test gets a controller of its own.
+
+Containers and pods are of an image without Python, as most that people bring.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ from sandboxes import REAL, SPEC, sandbox_config, service
 
 from agentrl.core.protocols import Sandboxes
 from agentrl.testing.sandbox import InMemorySandboxes
+from sandbox.backends.docker.container import RUNTIME
 from sandbox.client import RemoteSandbox, SandboxClient
+from sandbox.runtime.interpreter import command
 
 CAPACITY = 4
 
@@ -22,9 +27,15 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def python(backend: str) -> tuple[str, ...]:
+    """The words that run a script: where the image has no Python, sandboxd's own can be read."""
+    return ("python3", "-c") if backend == "local" else tuple(command(RUNTIME, "")[:-1])
+
+
+@pytest.fixture
 async def client(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SandboxClient]:
     """A controller on that backend, with room for 4, over HTTP."""
-    config = sandbox_config(backend, capacity=CAPACITY)
+    config = sandbox_config(backend, bare=True, capacity=CAPACITY)
     monkeypatch.setenv("AGENTRL_TEST_SECRET", "of the controller")
     async with service(tmp_path, config) as made:
         yield made
@@ -43,5 +54,5 @@ async def sandboxes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIter
     if request.param == "memory":
         yield InMemorySandboxes(capacity=CAPACITY, create_s=0.01)
     else:
-        async with service(tmp_path, sandbox_config(request.param, capacity=CAPACITY)) as made:
+        async with service(tmp_path, sandbox_config(request.param, bare=True, capacity=CAPACITY)) as made:
             yield made

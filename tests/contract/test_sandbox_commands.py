@@ -43,7 +43,7 @@ async def test_timeout_of_one_that_ignores_term(sandbox: Sandbox) -> None:
 
 
 async def test_timeout_spares_other_commands_and_their_children(sandbox: Sandbox) -> None:
-    await sandbox.exec(sh("nohup sleep 2001 >/dev/null 2>&1 & true"))
+    await sandbox.exec(sh("setsid sleep 2001 >/dev/null 2>&1 & true"))
     other = asyncio.create_task(sandbox.exec(sh("setsid sleep 2002 & sleep 0.8; echo whole")))
     await asyncio.sleep(0.1)
     assert (await sandbox.exec(sh("setsid sleep 2003 & sleep 2004", timeout_s=0.2))).status == "TIMEOUT"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -98,22 +99,25 @@ async def test_no_more_processes_is_the_agents_error(client: SandboxClient) -> N
         assert (refused.value.blame, refused.value.ran) == (Blame.AGENT, Ran.NO)
 
 
-async def test_a_command_killed_for_memory_is_oom(client: SandboxClient) -> None:
+async def test_a_command_killed_for_memory_is_oom(client: SandboxClient, python: tuple[str, ...]) -> None:
+    eat = shlex.join((*python, EAT))
     async with client.acquire(spec(), owner="test", key="k") as sandbox:
-        direct = await sandbox.exec(ExecRequest(argv=("python3", "-c", EAT)))
+        direct = await sandbox.exec(ExecRequest(argv=(*python, EAT)))
         assert (direct.status, direct.signal, direct.exit_code) == ("OOM", 9, None)
-        by_shell = await sandbox.exec(sh(f'python3 -c "{EAT}"; code=$?; exit $code'))
+        by_shell = await sandbox.exec(sh(f"{eat}; code=$?; exit $code"))
         assert (by_shell.status, by_shell.signal, by_shell.exit_code) == ("OOM", 9, None)
-        survived = await sandbox.exec(sh(f'python3 -c "{EAT}"; echo after'))
+        survived = await sandbox.exec(sh(f"{eat}; echo after"))
         assert (survived.status, survived.exit_code, survived.stdout) == ("EXITED", 0, b"after\n")
         # An earlier kill for memory does not make this one so.
         killed = await sandbox.exec(sh("kill -9 $$"))
         assert (killed.status, killed.signal) == ("SIGNALED", 9)
 
 
-async def test_memory_that_no_kill_frees_ends_the_sandbox_with_that_cause(client: SandboxClient) -> None:
+async def test_memory_that_no_kill_frees_ends_the_sandbox_with_that_cause(
+    client: SandboxClient, python: tuple[str, ...]
+) -> None:
     async with client.acquire(spec(), owner="test", key="k") as sandbox:
-        assert (await sandbox.exec(ExecRequest(argv=("python3", "-c", FILL_SHARED_MEMORY)))).status == "OOM"
+        assert (await sandbox.exec(ExecRequest(argv=(*python, FILL_SHARED_MEMORY)))).status == "OOM"
         # Now only the runtime is left to be killed when it takes in more.
         with pytest.raises(SandboxLost, match="out of memory"):
             await sandbox.write("more", b"x" * (16 << 20))
@@ -122,7 +126,7 @@ async def test_memory_that_no_kill_frees_ends_the_sandbox_with_that_cause(client
 
 async def test_a_full_disk_is_the_commands_own_error(client: SandboxClient) -> None:
     async with client.acquire(spec(), owner="test", key="k") as sandbox:
-        full = await sandbox.exec(sh("head -c 64000000 /dev/zero > big"))
+        full = await sandbox.exec(sh("dd if=/dev/zero of=big bs=1M count=64"))
         assert (full.status, full.exit_code) == ("EXITED", 1)
         assert b"No space left on device" in full.stderr
         with pytest.raises(SandboxFileError, match="No space left"):

@@ -68,7 +68,7 @@ async def test_an_archive_that_leads_out_of_its_folder_is_refused(
         await sandbox.upload_tar("up", archive(*members, content=b"x"))
     assert (refused.value.blame, refused.value.ran) == (Blame.AGENT, Ran.NO)
     found = await sandbox.exec(sh("ls escape /tmp/escape /escape"))
-    assert (found.exit_code, found.stdout) == (2, b"")
+    assert (found.exit_code != 0, found.stdout) == (True, b"")
 
 
 async def test_symlinks_do_not_lead_relative_paths_out(sandbox: RemoteSandbox) -> None:

@@ -18,7 +18,7 @@ from sandbox.client import RemoteSandbox, SandboxClient
 
 
 async def test_a_create_cancelled_at_any_await_leaks_nothing(backend: str, tmp_path: Path) -> None:
-    async with service(tmp_path, sandbox_config(backend)) as client:
+    async with service(tmp_path, sandbox_config(backend, bare=True)) as client:
 
         async def acquire(key: str) -> None:
             async with client.acquire(SPEC, owner="test", key=key):

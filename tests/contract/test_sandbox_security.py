@@ -21,8 +21,9 @@ import os
 for folder, folders, files in os.walk("/"):
     if folder == "/":
         folders.remove("proc")
-    if "sandboxd.py" in files:
-        path = os.path.join(folder, "sandboxd.py")
+    for name in {"sandboxd.py", "sandboxd.pyc", "ld.so"} & set(files):
+        path = os.path.join(folder, name)
+        print("found", name)
         for attempt, args in ((open, (path, "a")), (os.unlink, (path,)), (os.rename, (folder, folder + ".old"))):
             try:
                 attempt(*args)
@@ -32,17 +33,17 @@ for folder, folders, files in os.walk("/"):
 """
 
 
-async def test_no_network(client: SandboxClient) -> None:
+async def test_no_network(client: SandboxClient, python: tuple[str, ...]) -> None:
     host = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
     port = host.sockets[0].getsockname()[1]
     script = (
         "import socket\n"
         f"for where in (('127.0.0.1', {port}), ('8.8.8.8', 53)):\n"
-        "    try: socket.create_connection(where, 1); print('connected')\n"
+        "    try: s = socket.socket(); s.settimeout(1); s.connect(where); print('connected')\n"
         "    except OSError as e: print('refused')\n"
     )
     async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
-        result = await sandbox.exec(ExecRequest(argv=("python3", "-c", script)))
+        result = await sandbox.exec(ExecRequest(argv=(*python, script)))
         assert result.stdout == b"refused\nrefused\n"
     host.close()
     await host.wait_closed()
@@ -86,10 +87,11 @@ async def test_the_runtime_cannot_be_traced_or_read(client: SandboxClient) -> No
             assert (await sandbox.exec(sh(f"cat {path}"))).exit_code != 0, path
 
 
-async def test_the_runtime_cannot_be_replaced_or_stopped(client: SandboxClient) -> None:
+async def test_the_runtime_cannot_be_replaced_or_stopped(client: SandboxClient, python: tuple[str, ...]) -> None:
     async with client.acquire(SandboxSpec(), owner="test", key="k") as sandbox:
-        replaced = await sandbox.exec(ExecRequest(argv=("python3", "-c", REPLACE)))
-        assert (replaced.exit_code, replaced.stdout) == (0, b""), replaced.stderr
+        replaced = await sandbox.exec(ExecRequest(argv=(*python, REPLACE)))
+        assert replaced.exit_code == 0, replaced.stderr
+        assert {line.split()[0] for line in replaced.stdout.splitlines()} == {b"found"}
         for name in ("STOP", "TERM", "HUP", "KILL", "SEGV"):
             await sandbox.exec(sh(f"kill -{name} 1"))
         assert (await sandbox.exec(sh("echo serves"))).stdout == b"serves\n"

@@ -33,9 +33,11 @@ async def until(sandbox: RemoteSandbox, wanted: bytes, then: Callable[[], Awaita
     raise AssertionError(f"{wanted!r} did not come, but {seen!r}")
 
 
-async def test_a_terminal_has_a_size_a_keyboard_and_control_characters(sandbox: RemoteSandbox) -> None:
+async def test_a_terminal_has_a_size_a_keyboard_and_control_characters(
+    sandbox: RemoteSandbox, python: tuple[str, ...]
+) -> None:
     size = TerminalSize(rows=31, columns=101)
-    await sandbox.start(ProcessRequest(argv=("python3", "-c", SCRIPT), tty=size), key="t")
+    await sandbox.start(ProcessRequest(argv=(*python, SCRIPT), tty=size), key="t")
     await until(sandbox, b"size 31 101\r\n", lambda: sandbox.resize("t", TerminalSize(rows=7, columns=77)))
     await until(sandbox, b"size 7 77\r\n", lambda: sandbox.send_input("t", b"\x03"))
     await sandbox.send_input("t", b"typed\n")
@@ -45,10 +47,10 @@ async def test_a_terminal_has_a_size_a_keyboard_and_control_characters(sandbox: 
     assert chunk.data.endswith(b"interrupted typed True\r\n")
 
 
-async def test_terminals_of_two_sandboxes_are_apart(sandbox: RemoteSandbox) -> None:
+async def test_terminals_of_two_sandboxes_are_apart(sandbox: RemoteSandbox, python: tuple[str, ...]) -> None:
     """Each has the first of its own."""
     async with sandbox.running(
-        ProcessRequest(argv=("python3", "-c", "import os; print(os.ttyname(0))"), tty=TerminalSize())
+        ProcessRequest(argv=(*python, "import os; print(os.ttyname(0))"), tty=TerminalSize())
     ) as process:
         assert (await process.wait()).exit_code == 0
         assert (await sandbox.output(process.id)).data == b"/dev/pts/0\r\n"

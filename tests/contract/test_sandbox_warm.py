@@ -17,7 +17,7 @@ async def hits(client: SandboxClient) -> str:
 
 async def test_a_warm_sandbox_is_what_its_spec_asks_for(backend: str, tmp_path: Path) -> None:
     ids = set()
-    async with service(tmp_path, sandbox_config(backend, warm=1)) as client, asyncio.timeout(120):
+    async with service(tmp_path, sandbox_config(backend, bare=True, warm=1)) as client, asyncio.timeout(120):
         number = 0
         while not await hits(client):
             number += 1

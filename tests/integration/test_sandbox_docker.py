@@ -19,8 +19,9 @@ from agentrl.core.config import DockerConfig, SandboxConfig
 from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, Unsupported
 from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
 from sandbox.backends.docker.backend import DockerBackend
-from sandbox.backends.docker.container import CONTROLLER, OWNER, SANDBOX, without_quotas
+from sandbox.backends.docker.container import CONTROLLER, OWNER, RUNTIME, SANDBOX, without_quotas
 from sandbox.backends.docker.engine import Engine
+from sandbox.runtime.interpreter import LOADER
 
 BARE = "agentrl-test-bare:1"
 
@@ -58,18 +59,51 @@ async def run(backend: DockerBackend, sandbox_id: str, *argv: str) -> ExecResult
         channel.close()
 
 
-async def test_an_image_without_python_and_shell_is_unsupported(backend: DockerBackend, client: Any) -> None:
+async def test_an_image_with_nothing_in_it_serves(backend: DockerBackend, client: Any) -> None:
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
         tar.addfile(tarfile.TarInfo("hello"))
     client.api.import_image_from_data(archive.getvalue(), repository=BARE.split(":")[0], tag="1")
     try:
-        with pytest.raises(Unsupported, match="neither 'python3' nor `sh`"):
-            await backend.create("sb-bare", SandboxSpec(image=BARE), "test")
+        await backend.create("sb-bare", SandboxSpec(image=BARE, files={"a": "of the spec"}), "test")
+        said = await run(backend, "sb-bare", f"{RUNTIME}/{LOADER}", "--version")
+        assert (said.status, said.exit_code) == ("EXITED", 0)
+        channel = backend.channel("sb-bare")
+        assert (await channel.request("GET", "/files?path=a")).body == b"of the spec"
+        assert (await channel.request("GET", "/tar?path=.")).status == 200
+        channel.close()
         await backend.destroy("sb-bare")
     finally:
         client.images.remove(BARE)
     assert not (await backend.inventory()).live
+
+
+async def test_what_an_image_tells_loaders_and_pythons_is_for_tasks_alone(
+    tmp_path: Path, config: DockerConfig, client: Any
+) -> None:
+    folder = tmp_path / "odd"
+    folder.mkdir()
+    given = {"PYTHONHOME": "/nowhere", "PYTHONPATH": "/nowhere", "LANG": "xx_XX", "LD_LIBRARY_PATH": "/lib/nowhere"}
+    words = " ".join(f"{name}={value}" for name, value in {"LD_PRELOAD": "/none.so", **given}.items())
+    (folder / "none.so").write_bytes(b"no library")
+    (folder / "ld.so.preload").write_text("/none.so\n")
+    (folder / "Dockerfile").write_text(
+        f"FROM {config.image}\nCOPY none.so /none.so\nCOPY ld.so.preload /etc/ld.so.preload\nENV {words}\n"
+    )
+    backend = DockerBackend(tmp_path / "b", config.model_copy(update={"builds": {"odd": str(folder)}}))
+    await backend.start(lambda sandbox_id, cause: None)
+    try:
+        await backend.create("sb-odd", SandboxSpec(image="odd", env={"LD_BIND_NOW": "1"}), "test")
+        said = await run(backend, "sb-odd", "env")
+        found = dict(line.split("=", 1) for line in said.stdout.decode().splitlines())
+        assert {"LD_BIND_NOW": "1", **given}.items() <= found.items()
+        assert not {"LD_PRELOAD", "LC_CTYPE"} & found.keys()
+        logs = await backend.engine.call("logs", "agentrl-sb-odd")
+        assert logs == b"", "the loader tried something"
+    finally:
+        await backend.stop()
+        for image in client.images.list(filters={"label": "agentrl.build=odd"}):
+            client.images.remove(image.id, force=True)
 
 
 async def test_an_image_that_is_not_there_is_the_callers_doing(backend: DockerBackend) -> None:
@@ -79,15 +113,16 @@ async def test_an_image_that_is_not_there_is_the_callers_doing(backend: DockerBa
 
 
 async def test_a_container_that_cannot_serve_is_an_error_with_its_output(tmp_path: Path, config: DockerConfig) -> None:
-    # `id` ends at once with a message of its own, as an interpreter that is too old or broken would.
-    backend = DockerBackend(tmp_path, config.model_copy(update={"python": "id"}))
+    backend = DockerBackend(tmp_path, config)
     await backend.start(lambda sandbox_id, cause: None)
-    with pytest.raises(SandboxError, match="id: ") as broken:
+    (runtime,) = (path for path in tmp_path.iterdir() if path.name != "controller")
+    (runtime / LOADER).write_text("#!/bin/sh\necho broken loader; exit 1\n")
+    with pytest.raises(SandboxError, match="broken loader") as broken:
         await backend.create("sb-broken", SandboxSpec(), "test")
     assert broken.value.ran is Ran.NO
     await backend.destroy("sb-broken")
     assert not (await backend.inventory()).live
-    assert [path.name for path in tmp_path.iterdir()] == ["controller"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["controller", runtime.name]
     await backend.stop()
 
 
@@ -287,7 +322,7 @@ async def test_snapshots_are_images_that_go_when_they_are_forgotten(
     await backend.stop()
     assert not client.images.list(filters=mine)
     assert not client.volumes.list(filters=mine)
-    assert [path.name for path in tmp_path.iterdir()] == ["controller"]
+    assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["controller", "runtime"]
 
 
 STATUS = ("sh", "-c", "id -u; id -G; grep -E '^Cap(Inh|Prm|Eff|Bnd|Amb)' /proc/self/status")

@@ -1,4 +1,4 @@
-"""Containers without Python: the same results and errors, through the engine's exec API and a shell."""
+"""Containers without sandboxd: the same results and errors, through the engine's exec API and a shell."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def config() -> SandboxConfig:
     made = sandbox_config("docker")
     if PLAIN not in os.environ:
         pytest.skip(f"set {PLAIN} to an image with busybox and without Python to run this test on it")
-    docker = made.docker.model_copy(update={"image": os.environ[PLAIN]})
+    docker = made.docker.model_copy(update={"image": os.environ[PLAIN], "way_in": "exec"})
     return made.model_copy(update={"docker": docker})
 
 

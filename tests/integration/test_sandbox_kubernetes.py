@@ -19,10 +19,11 @@ from kube_node import Program
 from sandboxes import sandbox_config
 
 from agentrl.core.config import KubernetesConfig
-from agentrl.core.errors import ConfigError, Ran, ServiceUnavailable, Unsupported
+from agentrl.core.errors import ConfigError, Ran, SandboxError, ServiceUnavailable, Unsupported
 from agentrl.core.types import ExecRequest, ExecResult, SandboxLimits, SandboxSpec
 from sandbox.backends.kubernetes import pods
 from sandbox.backends.kubernetes.backend import KubernetesBackend
+from sandbox.backends.kubernetes.manifests import BROUGHT
 from sandbox.channel import Channel
 
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
@@ -33,6 +34,12 @@ WHO = ExecRequest(argv=("sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"))
 @pytest.fixture
 def config() -> KubernetesConfig:
     return sandbox_config("kubernetes").kubernetes
+
+
+@pytest.fixture
+def bare() -> KubernetesConfig:
+    """With an image without Python, for which another one brings it."""
+    return sandbox_config("kubernetes", bare=True).kubernetes
 
 
 @asynccontextmanager
@@ -175,10 +182,30 @@ async def test_where_pod_ips_cannot_be_reached_it_goes_by_exec(config: Kubernete
             channel.close()
 
 
-async def test_an_image_without_python_is_unsupported(config: KubernetesConfig) -> None:
-    async with started(config, python="python9") as backend:
-        with pytest.raises(Unsupported, match="image has no python9"):
+@pytest.mark.parametrize("changes", [{}, {"runtime_image": "from itself"}], ids=["of the image", "brought"])
+async def test_without_python_anywhere_it_is_unsupported(config: KubernetesConfig, changes: dict[str, str]) -> None:
+    changes = dict.fromkeys(changes, config.image)
+    async with started(config, python="python9", **changes) as backend:
+        with pytest.raises(Unsupported, match=r"has no python9.*runtime_image"):
             await backend.create("no-python", SPEC, "test")
+
+
+@pytest.mark.parametrize("user", ["own", "image"])
+async def test_python_is_brought_into_images_without_it(bare: KubernetesConfig, user: str) -> None:
+    async with started(bare, way_in="exec", user=user) as backend:
+        await backend.create(f"brought-{user}", SPEC, "test")
+        channel = backend.channel(f"brought-{user}")
+        assert b"carry import main" in (await run(channel, WHO, "a")).stdout
+        write = "echo x > $0/lib/ld.so || rm -r $0/lib || mv $0 $0.old || env | grep -E 'LD_|PYTHON|LC_|SANDBOXD'"
+        assert (await run(channel, ExecRequest(argv=("sh", "-c", write, BROUGHT)), "b")).exit_code == 1
+        assert (await channel.request("GET", "/files?path=note.txt")).body == b"hello\n"
+        channel.close()
+
+
+async def test_a_python_that_cannot_be_brought_says_why(bare: KubernetesConfig) -> None:
+    async with started(bare, runtime_image=bare.image, python="false") as backend:
+        with pytest.raises(SandboxError, match=r"not brought by sandbox\.kubernetes\.runtime_image"):
+            await backend.create("false", SPEC, "test")
 
 
 async def test_an_image_that_is_nowhere_says_so(config: KubernetesConfig) -> None:

@@ -53,27 +53,34 @@ async def pids(sandbox: Sandbox, program: str) -> list[str]:
     return sorted(words[-1] for line in lines if (words := line.split()) and words[0] == program and script not in line)
 
 
-DOCKER = "AGENTRL_TEST_DOCKER"
+DOCKER, DOCKER_PLAIN = "AGENTRL_TEST_DOCKER", "AGENTRL_TEST_DOCKER_PLAIN"
 KUBECONFIG, KUBE_IMAGE = "AGENTRL_TEST_KUBECONFIG", "AGENTRL_TEST_KUBE_IMAGE"
+KUBE_PLAIN = "AGENTRL_TEST_KUBE_PLAIN"
 
 
-def sandbox_config(backend: str, **settings: Any) -> SandboxConfig:
-    """For a controller on that backend. Skips the test where the environment has no such backend."""
+def sandbox_config(backend: str, *, bare: bool = False, **settings: Any) -> SandboxConfig:
+    """For a controller on that backend, with an image without Python if it is to be `bare`. Skips the test where the
+    environment has no such backend."""
     if backend == "docker":
-        if DOCKER not in os.environ:
+        name = DOCKER_PLAIN if bare else DOCKER
+        if name not in os.environ:
             pytest.skip(
-                f"set {DOCKER} to an image with sh and python3 of a running Docker Engine to run this test on it"
+                f"set {name} to an image with sh and {'busybox' if bare else 'python3'} of a running Docker Engine to "
+                "run this test on it"
             )
-        settings["docker"] = DockerConfig(image=os.environ[DOCKER], pull="never")
+        settings["docker"] = DockerConfig(image=os.environ[name], pull="never")
     if backend == "kubernetes":
         if KUBECONFIG not in os.environ:
             pytest.skip(
                 f"set {KUBECONFIG} to the kubeconfig of a cluster with a namespace agentrl-sandboxes, whose pod IPs "
                 f"are reachable from here, and {KUBE_IMAGE} to an image with sh and python3 to run this test on it"
             )
+        if bare and KUBE_PLAIN not in os.environ:
+            pytest.skip(f"set {KUBE_PLAIN} to an image with sh and busybox, as well, to run this test on it")
         settings["kubernetes"] = KubernetesConfig(
             kubeconfig=os.environ[KUBECONFIG],
-            image=os.environ[KUBE_IMAGE],
+            image=os.environ[KUBE_PLAIN if bare else KUBE_IMAGE],
+            runtime_image=os.environ[KUBE_IMAGE] if bare else "",
             controller=f"test-{uuid.uuid4().hex[:8]}",
             request_share=0.05,
         )

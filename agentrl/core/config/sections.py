@@ -89,13 +89,10 @@ class DockerConfig(Section):
     host: str = ""
     """URL of the engine, e.g. `unix:///run/docker.sock`; empty means DOCKER_HOST, or else the default."""
     way_in: Literal["auto", "socket", "exec"] = "auto"
-    """How commands come in. `socket`: sandboxd, over a socket mounted from this machine; needs Python in the images.
-    `exec`: the engine's exec API; slower, needs a shell. `auto`: sandboxd where the engine is on a unix socket and the
-    image has Python, else exec."""
+    """How commands come in. `socket`: sandboxd, over a socket mounted from this machine. `exec`: the engine's exec API;
+    slower, needs a shell. `auto`: sandboxd where the engine is on a unix socket, else exec."""
     image: str = ""
-    """Image of sandboxes whose spec names none. A Python of 3.7 or newer in it makes commands 20 times faster."""
-    python: str = "python3"
-    """The interpreter inside the images, looked up in their PATH."""
+    """Image of sandboxes whose spec names none."""
     pull: Literal["missing", "never"] = "missing"
     """Whether an image that the engine lacks is pulled."""
     prefetch: tuple[str, ...] = ()
@@ -129,9 +126,12 @@ class KubernetesConfig(Section):
     controller: str = Field("default", pattern=r"^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$")
     """Labels this controller's objects: controllers with other names leave them alone."""
     image: str = ""
-    """Image of sandboxes whose spec names none. Images need a Python of 3.7 or newer."""
+    """Image of sandboxes whose spec names none."""
+    runtime_image: str = ""
+    """An image with a Python of 3.7 or newer, for the same processor, that an init container brings into each pod.
+    Empty: no init container, and the images of sandboxes need such a Python themselves."""
     python: str = "python3"
-    """The interpreter inside the images, looked up in their PATH."""
+    """The interpreter inside the images that have one, looked up in their PATH."""
     pull: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
     runtime_class: str = ""
     """A RuntimeClass of the cluster, e.g. for gVisor; empty means the cluster's default."""

@@ -11,6 +11,8 @@ import asyncio
 import contextlib
 import logging
 import os
+import platform
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, ServiceUnavailable, Unsupported
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
+from sandbox.backends.docker.carried import prepared
 from sandbox.backends.docker.container import (
     CONTROLLER,
     EGRESS,
@@ -63,8 +66,9 @@ class DockerBackend:
         self.containers: Containers
         self.images: Images
         self.keeper: Keeper
-        self._controller, self._runtime = "", ""
-        self._exec_only = config.way_in == "exec"
+        self._controller = ""
+        self._carried: Path | None = None
+        """The runtime for this machine's engine; None where sandboxes are reached by the exec API alone."""
         self._egress = egress
         self._plain: dict[str, PlainSandbox] = {}
         """Those without sandboxd."""
@@ -117,18 +121,25 @@ class DockerBackend:
             )
         if self.config.disk == "quota" and (why := without_quotas(info)):
             raise ConfigError(f"sandbox.docker.disk = 'quota': {why}; use 'tmpfs', or 'unlimited' for no limit")
-        self._runtime = runtime
         remote = not self.engine.host.startswith("unix://")
-        self._exec_only = self.config.way_in == "exec" or (remote and self.config.way_in == "auto")
-        self.isolation = f"docker, {runtime}" + ("; by the exec API" if self._exec_only else "")
-        if self._exec_only:
+        self.isolation = f"docker, {runtime}"
+        if self.config.way_in == "exec" or (remote and self.config.way_in == "auto"):
+            self.isolation += "; by the exec API"
             log.warning("the sandboxes at %s are reached by the engine's exec API, which is slow", self.engine.host)
+            return
+        here, there = (sys.platform, platform.machine()), (info["OSType"], info["Architecture"])
+        if here != there:
+            raise ConfigError(
+                f"the engine at {self.engine.host} is on {'/'.join(there)}, but this controller's Python, which runs "
+                f"in its containers, on {'/'.join(here)}: set sandbox.docker.way_in to 'exec'"
+            )
+        self._carried = await asyncio.to_thread(prepared, self.folder)
 
     async def _let_out(self) -> None:
         """Serve the way out, in a folder that is mounted, so that sandboxes see a later controller's socket too."""
         if self._egress is None:
             return
-        if self.config.network != "none" or self._exec_only:
+        if self.config.network != "none" or self._carried is None:
             raise ConfigError("sandbox.egress needs sandbox.docker.network = 'none' and sandboxd, not the exec API")
         (self.folder / "egress").mkdir(exist_ok=True)
         (self.folder / "egress").chmod(0o755)
@@ -189,30 +200,13 @@ class DockerBackend:
 
     async def create(self, sandbox_id: str, spec: SandboxSpec, owner: str) -> None:
         if spec.snapshot:
-            image, plain = await self.keeper.image(spec.snapshot)
+            image = await self.keeper.image(spec.snapshot)
         else:
             image = await self.images.resolve(image_of(spec, self.config))
-            plain = self._exec_only or image in self.images.plain
-        if not plain:
-            try:
-                await self._create_served(sandbox_id, spec, owner, image)
-                return
-            except NoProgram as error:
-                if self.config.way_in == "socket":
-                    raise Unsupported(
-                        f"image {image!r} has no {self.config.python!r}, in which sandboxd runs: add a Python of 3.7 "
-                        "or newer to it, set sandbox.docker.python to where it is, or way_in to 'auto'"
-                    ) from error
-            log.warning(
-                "image %s has no %s: its sandboxes get the engine's exec API instead of sandboxd. Commands are slower, "
-                "and there are no processes to follow, shells and other users.", image, self.config.python
-            )  # fmt: skip
-            self.images.plain.add(image)
-            self.isolation = f"docker, {self._runtime}; by the exec API in {', '.join(sorted(self.images.plain))}"
-            await self.destroy(sandbox_id)
-        if self._egress is not None:
-            raise Unsupported(f"sandbox.egress needs a Python in the image, and {image!r} has none")
-        await self._create_plain(sandbox_id, spec, owner, image)
+        if self._carried is None:
+            await self._create_plain(sandbox_id, spec, owner, image)
+        else:
+            await self._create_served(sandbox_id, spec, owner, image)
 
     async def _create_served(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str) -> None:
         died = self._ends.starting[sandbox_id] = asyncio.get_running_loop().create_future()
@@ -222,7 +216,7 @@ class DockerBackend:
             env, proxy = (environment(), f"{EGRESS}/{PROXY}") if self._egress is not None else ({}, "")
             config = {
                 "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": {**env, **spec.env}, "files": dict(spec.files),
-                "egress": proxy, "writable_image": self.config.disk != "tmpfs",
+                "egress": proxy,
             }  # fmt: skip
             why = await handoff.hand_over(config, died, within_s=self.config.start_timeout_s)
             if why:
@@ -242,9 +236,7 @@ class DockerBackend:
             )
             await plain.write_all(spec.files)
         except NoProgram as error:
-            raise Unsupported(
-                f"image {image!r} has neither {self.config.python!r} nor `sh`: add one of them"
-            ) from error
+            raise Unsupported(f"image {image!r} has no `sh`, which the exec API needs: add one") from error
         except Refused as refusal:
             raise SandboxError(f"a file could not be written: {refusal}", blame=Blame.CALLER, ran=Ran.NO) from refusal
         finally:
@@ -254,7 +246,9 @@ class DockerBackend:
         """Create the container and start it. NoProgram when its first program is not there."""
         way_out = None if self._egress is None else self.folder.resolve() / "egress"
         ours = {"controller": self._controller, "owner": owner}
-        body = creation(sandbox_id, spec, self.config, image, handoff=handoff, egress=way_out, **ours)
+        body = creation(
+            sandbox_id, spec, self.config, image, runtime=self._carried, handoff=handoff, egress=way_out, **ours
+        )
         container = self._ends.containers[sandbox_id] = await self.containers.create(sandbox_id, body, self.images.pull)
         await self.containers.start(container)
         if spec.snapshot:

@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import sandbox.runtime
 from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, Ran, SandboxError
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.docker.scripts import INIT, STATE
 from sandbox.runtime.handoff import PATH
+from sandbox.runtime.hardening import UNHEARD
+from sandbox.runtime.interpreter import command
 from sandbox.runtime.sandboxd import LEASE_ENDED
 
 CONTROLLER, SANDBOX, OWNER = "agentrl.controller", "agentrl.sandbox", "agentrl.owner"
@@ -30,7 +31,9 @@ PLAIN_PIDS = 8
 INSIDE = posixpath.dirname(PATH)
 EGRESS, PROXY = f"{INSIDE}/egress", "proxy.sock"
 """The folder with the way out, and its socket there."""
-START = f"import sys; sys.path.insert(0, {INSIDE!r}); from sandbox.runtime.handoff import main; main()"
+RUNTIME = f"{INSIDE}/runtime"
+"""Where a container sees the Python and the sandboxd that it is brought."""
+START = "from sandbox.runtime.handoff import main; main()"
 MIB = 1 << 20
 QUOTA_DRIVERS = ("btrfs", "zfs", "devicemapper", "windowsfilter")
 
@@ -53,9 +56,9 @@ def volumes(spec: SandboxSpec) -> tuple[str, ...]:
 
 def creation(
     sandbox_id: str, spec: SandboxSpec, config: DockerConfig, image: str, *, controller: str, owner: str,
-    handoff: Path | None, egress: Path | None = None,
+    runtime: Path | None, handoff: Path | None, egress: Path | None = None,
 ) -> Any:  # fmt: skip
-    """The body of the engine's request to create it: with sandboxd, or without when nothing is to be handed over."""
+    """The body of the engine's request to create it: with the sandboxd that `runtime` holds, or without."""
     host = {**_limits(spec, config), **_walls(config)}
     if config.disk == "tmpfs":
         host["Mounts"] = [_volume(path, spec.limits.disk_mb, controller) for path in volumes(spec)]
@@ -69,21 +72,19 @@ def creation(
         "Labels": {CONTROLLER: controller, SANDBOX: sandbox_id, OWNER: owner},
         "HostConfig": host,
     }
-    if handoff is None:
+    if runtime is None:
         return _plain(body, spec)
     if config.users:
         # For sandboxd, which gives up SETPCAP at once, and of the others passes nothing on to commands.
         host["CapAdd"] = ["SETUID", "SETGID", "KILL", "SETPCAP"]
-    runtime = Path(sandbox.runtime.__file__).parent
     host["Mounts"] = [
         *host.get("Mounts", ()),
-        {"Type": "bind", "Source": str(runtime), "Target": f"{INSIDE}/sandbox/runtime", "ReadOnly": True},
+        {"Type": "bind", "Source": str(runtime), "Target": RUNTIME, "ReadOnly": True},
         {"Type": "bind", "Source": str(handoff), "Target": PATH, "ReadOnly": True},
     ]
     if egress is not None:
         host["Mounts"].append({"Type": "bind", "Source": str(egress), "Target": EGRESS, "ReadOnly": True})
-    # -I and -S: nothing of the image's environment or site directories reaches the runtime.
-    return body | {"Entrypoint": [config.python, "-I", "-S", "-c", START]}
+    return body | {"Entrypoint": command(RUNTIME, START), "Env": [f"{name}=" for name in UNHEARD]}
 
 
 def _plain(body: dict[str, Any], spec: SandboxSpec) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from sandbox.backends.docker.engine import Engine, is_absent, is_busy
 REMOVAL_S = 30.0
 
 
-class NoProgram(Exception):
+class NoProgram(SandboxError):
     """The first program of a container is not in its image."""
 
 
@@ -44,7 +44,7 @@ class Containers:
             await self._engine.call("start", container)
         except SandboxError as error:
             if "executable file not found" in str(error) or "no such file or directory" in str(error):
-                raise NoProgram from error
+                raise NoProgram(error.message, ran=error.ran, detail=error.detail) from error
             raise
 
     async def list(self, sandbox_id: str = "") -> dict[str, Any]:

@@ -31,8 +31,6 @@ SAID_LINES = 20
 class Images:
     def __init__(self, engine: Engine, config: DockerConfig) -> None:
         self._engine, self._config = engine, config
-        self.plain: set[str] = set()
-        """Names of those that were found to have no Python."""
         self._building: dict[str, asyncio.Lock] = {}
         for name, folder in config.builds.items():
             if not (Path(folder) / "Dockerfile").is_file():

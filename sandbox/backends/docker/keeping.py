@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from agentrl.core.errors import Blame, Ran, SandboxError, Unsupported
 from agentrl.core.types import SandboxSpec
-from sandbox.backends.docker.container import CONTROLLER, PLAIN, REPOSITORY, SNAPSHOT, volumes
+from sandbox.backends.docker.container import CONTROLLER, REPOSITORY, SNAPSHOT, volumes
 from sandbox.backends.docker.engine import Engine, is_absent
 
 log = logging.getLogger(__name__)
@@ -62,16 +62,16 @@ class Keeper:
                     f"the engine was restarted since, and has lost its own way to {target} of the sandbox"
                 )
 
-    async def image(self, snapshot_id: str) -> tuple[str, bool]:
-        """The image of a snapshot, and whether its sandboxes go without sandboxd."""
+    async def image(self, snapshot_id: str) -> str:
+        """The image of a snapshot."""
         name = f"{REPOSITORY}:{snapshot_id}"
         try:
-            found = await self._engine.call("inspect_image", name)
+            await self._engine.call("inspect_image", name)
         except SandboxError as error:
             if not is_absent(error):
                 raise
             raise SandboxError(f"there is no snapshot {snapshot_id!r}", blame=Blame.CALLER, ran=Ran.NO) from error
-        return name, PLAIN in found["Config"]["Labels"]
+        return name
 
     async def restore(self, container: str, spec: SandboxSpec) -> None:
         """Put what was in its volumes into those of a new one."""

@@ -116,7 +116,7 @@ class KubernetesBackend:
             await self.create(name, SandboxSpec(), "")
             channel, address = self.channel(name), pods.address(watch.pods[name])
             try:
-                out = address is not None and await probe.reaches_us(channel, address, self._config.python)
+                out = address is not None and await probe.reaches_us(channel, address, self._config)
             finally:
                 channel.close()
         finally:
@@ -281,7 +281,11 @@ class KubernetesBackend:
             if pod is None:
                 raise SandboxError(f"pod {sandbox_id} was deleted before it ran", ran=Ran.NO)
             if (lacking := pods.lacks_interpreter(pod)) is not None:
-                raise Unsupported(f"the image has no {self._config.python}, which sandboxes need: {lacking}")
+                image = self._config.runtime_image or "the image"
+                raise Unsupported(
+                    f"{image} has no {self._config.python}, in which sandboxd runs: set sandbox.kubernetes."
+                    f"runtime_image to an image that has, from which pods get it: {lacking}"
+                )
             why = pods.ended(pod) or pods.broken(pod)
             if why is not None:
                 raise SandboxError(f"pod {sandbox_id} did not start: {why}", ran=Ran.NO)
@@ -325,7 +329,7 @@ class KubernetesBackend:
                 pod = watch.pods.get(sandbox_id)
                 cause = pods.ended(pod) if pod else self._causes.get(sandbox_id, "its pod was deleted")
                 if cause is not None:
-                    why = f"pod {sandbox_id} ended before it served: {cause}; the image needs {self._config.python}"
+                    why = f"pod {sandbox_id} ended before it served: {cause}"
                     raise SandboxError(why, ran=Ran.NO) from error
                 if asyncio.get_running_loop().time() > deadline:
                     raise

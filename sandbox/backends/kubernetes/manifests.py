@@ -17,6 +17,8 @@ import sandbox.runtime
 from agentrl.core.config import KubernetesConfig
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.kubernetes.cluster import Object
+from sandbox.runtime.hardening import UNHEARD
+from sandbox.runtime.interpreter import command
 
 PORT = 4170
 """Where sandboxd serves in its pod."""
@@ -27,8 +29,14 @@ RUNTIME = "/run/agentrl"
 CONTAINER = "sandbox"
 FIRST_UID, UIDS = 200_000, 1_000_000_000
 """A sandbox has a uid of its own: the kernel counts processes by uid over all pods of a node."""
-START = f"import sys; sys.path.insert(0, {RUNTIME!r}); from sandbox.runtime.pod import main; main()"
-"""What the interpreter runs, isolated (-I): nothing that the workdir holds can stand in for the runtime."""
+BROUGHT = f"{RUNTIME}/runtime"
+"""Where a pod sees the Python that its init container brought, read-only, with the runtime in it."""
+BRINGER, SOURCES = "runtime", "/run/sources"
+"""That init container, and where it sees what it packs."""
+BROUGHT_MB = 64
+"""Most that it may be, beyond what the sandbox may use."""
+START = "from sandbox.runtime.pod import main; main()"
+PACK = f"from sandbox.runtime.interpreter import pack; pack({BROUGHT!r})"
 
 
 def labels(controller: str) -> dict[str, str]:
@@ -60,6 +68,15 @@ def runtime(controller: str, owner_uid: str) -> Object:
     digest = hashlib.sha256(json.dumps([owner_uid, files]).encode()).hexdigest()[:12]
     made = _object("v1", "ConfigMap", f"agentrl-runtime-{controller}-{digest}", controller, owner_uid)
     return made | {"data": files, "immutable": True}
+
+
+def program(config: KubernetesConfig, code: str) -> list[str]:
+    """The words that run `code` in a pod, beside the runtime; nothing that a task may write can stand in for that."""
+    return command(BROUGHT, code) if config.runtime_image else _of_image(config, RUNTIME, code)
+
+
+def _of_image(config: KubernetesConfig, sources: str, code: str) -> list[str]:
+    return [config.python, "-I", "-B", "-c", f"import sys; sys.path.insert(0, {sources!r}); {code}"]
 
 
 def network_policy(controller: str, owner_uid: str, config: KubernetesConfig) -> Object:
@@ -94,7 +111,10 @@ def pod(
         made["metadata"]["annotations"] = {OWNER: owner}
         made["metadata"]["labels"][OWNER] = _as_label(owner)
     identity = {"metadata": made["metadata"]}
-    volumes: list[Object] = [{"name": "runtime", "configMap": _files(runtime_map)}]
+    sources: Object = {"configMap": _files(runtime_map)}
+    volumes: list[Object] = [{"name": "runtime", **sources}]
+    if config.runtime_image:
+        volumes = [{"name": "sources", **sources}, {"name": "runtime", "emptyDir": {"sizeLimit": f"{BROUGHT_MB}Mi"}}]
     if config.user == "own":
         volume: Object = {"sizeLimit": f"{spec.limits.disk_mb}Mi"} | (
             {"medium": "Memory"} if _in_memory(config) else {}
@@ -111,6 +131,8 @@ def pod(
         "containers": [_container(name, spec, config, token)],
         "volumes": volumes,
     }
+    if config.runtime_image:
+        made["spec"]["initContainers"] = [_bringer(made["spec"]["containers"][0], config)]
     if config.runtime_class:
         made["spec"]["runtimeClassName"] = config.runtime_class
     template = json.loads(json.dumps(dict(config.template)))
@@ -121,7 +143,9 @@ def pod(
             merged["spec"]["containers"][0] = merge(merged["spec"]["containers"][0], container)
         else:
             merged["spec"]["containers"].append(container)
-    merged["spec"]["volumes"] = volumes + template.get("spec", {}).get("volumes", [])
+    for what in ("initContainers", "volumes"):
+        if what in made["spec"]:
+            merged["spec"][what] = made["spec"][what] + template.get("spec", {}).get(what, [])
     whole: Object = merge(merged, identity)
     return whole
 
@@ -138,7 +162,7 @@ def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: st
     if _in_memory(config):
         runtime_config["volume_mb"] = spec.limits.disk_mb
     own = config.user == "own"
-    if not own:
+    if not own and not config.runtime_image:
         runtime_config["writable_image"] = True
     pids = spec.limits.pids if own else 0
     security: Object = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
@@ -151,8 +175,8 @@ def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: st
         "name": CONTAINER,
         "image": spec.image or config.image,
         "imagePullPolicy": config.pull,
-        "command": [config.python, "-I", "-B", "-c", START, json.dumps(runtime_config), str(pids)],
-        "env": [{"name": TOKEN, "value": token}],
+        "command": [*program(config, START), json.dumps(runtime_config), str(pids)],
+        "env": [{"name": TOKEN, "value": token}, *_unheard(config)],
         "ports": [{"containerPort": PORT}],
         "resources": _resources(spec, config),
         "securityContext": security,
@@ -162,11 +186,32 @@ def _container(name: str, spec: SandboxSpec, config: KubernetesConfig, token: st
     }
 
 
+def _bringer(container: Object, config: KubernetesConfig) -> Object:
+    """As the sandbox's own container, but for the image, and that it may write the runtime."""
+    mounts = [
+        {"name": "sources", "mountPath": SOURCES, "readOnly": True},
+        {"name": "runtime", "mountPath": RUNTIME},
+    ]
+    shared = ("imagePullPolicy", "resources", "securityContext", "terminationMessagePolicy")
+    return {
+        "name": BRINGER,
+        "image": config.runtime_image,
+        "command": _of_image(config, SOURCES, PACK),
+        "volumeMounts": mounts,
+        **{field: container[field] for field in shared},
+    }
+
+
+def _unheard(config: KubernetesConfig) -> list[Object]:
+    return [{"name": name, "value": ""} for name in UNHEARD] if config.runtime_image else []
+
+
 def _resources(spec: SandboxSpec, config: KubernetesConfig) -> Object:
     limits, share = spec.limits, config.request_share
     # Files in memory count as memory of the container; they are paid from the disk limit.
     memory = limits.memory_mb + (limits.disk_mb if _in_memory(config) else 0)
-    amounts = {"cpu": limits.cpus * 1000, "memory": memory, "ephemeral-storage": limits.disk_mb}
+    disk = limits.disk_mb + (BROUGHT_MB if config.runtime_image else 0)
+    amounts = {"cpu": limits.cpus * 1000, "memory": memory, "ephemeral-storage": disk}
     units = {"cpu": "m", "memory": "Mi", "ephemeral-storage": "Mi"}
     return {
         "limits": {kind: f"{round(amount)}{units[kind]}" for kind, amount in amounts.items()},

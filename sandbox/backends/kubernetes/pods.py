@@ -6,7 +6,7 @@ Invariant: a pod has either ended, with a cause, or may still come to serve.
 from __future__ import annotations
 
 from sandbox.backends.kubernetes.cluster import Object
-from sandbox.backends.kubernetes.manifests import TOKEN
+from sandbox.backends.kubernetes.manifests import BRINGER, TOKEN
 from sandbox.runtime.sandboxd import LEASE_ENDED
 
 BROKEN = frozenset(
@@ -48,17 +48,21 @@ def dead(pod: Object | None) -> bool | None:
 
 
 def broken(pod: Object) -> str | None:
-    """Why a pod's container cannot start; None when nothing speaks against it."""
-    waiting = _container(pod).get("waiting", {})
-    if waiting.get("reason") in BROKEN:
-        return f"{waiting['reason']}: {waiting.get('message', 'no further reason given')}"
+    """Why a pod's containers cannot start; None when nothing speaks against it."""
+    for state in (_bringer(pod), _container(pod)):
+        waiting = state.get("waiting", {})
+        if waiting.get("reason") in BROKEN:
+            return f"{waiting['reason']}: {waiting.get('message', 'no further reason given')}"
     return None
 
 
 def lacks_interpreter(pod: Object) -> str | None:
-    """What the container runtime says when the image has no such program to execute."""
-    message = str(_container(pod).get("terminated", {}).get("message", ""))
-    return message if "exec" in message and any(sign in message for sign in NO_PROGRAM) else None
+    """What the container runtime says when an image has no such program to execute."""
+    for state in (_bringer(pod), _container(pod)):
+        message = str(state.get("terminated", {}).get("message", ""))
+        if "exec" in message and any(sign in message for sign in NO_PROGRAM):
+            return message
+    return None
 
 
 def unschedulable(pod: Object) -> str | None:
@@ -91,9 +95,17 @@ def node_is_gone(pod: Object) -> bool:
 
 def _container(pod: Object) -> Object:
     """State of the sandbox's container, the first of the pod."""
-    first = pod["spec"]["containers"][0]["name"]
-    for status in pod.get("status", {}).get("containerStatuses", ()):
-        if status["name"] == first:
+    return _state(pod, "containerStatuses", pod["spec"]["containers"][0]["name"])
+
+
+def _bringer(pod: Object) -> Object:
+    """State of the container that brings Python, where there is one."""
+    return _state(pod, "initContainerStatuses", BRINGER)
+
+
+def _state(pod: Object, kind: str, name: str) -> Object:
+    for status in pod.get("status", {}).get(kind, ()):
+        if status["name"] == name:
             return dict(status.get("state", {}))
     return {}
 
@@ -120,7 +132,9 @@ def _cause(pod: Object, reason: str) -> str:
         return "its pod reached sandbox.kubernetes.max_age_s"
     if reason:
         return f"its pod ended: {reason}: {message}"
-    container = _container(pod)
+    container, bringer = _container(pod), _bringer(pod).get("terminated", {})
+    if bringer.get("exitCode"):
+        return f"its Python was not brought by sandbox.kubernetes.runtime_image: {_terminated(bringer)}"
     return _terminated(container["terminated"]) if "terminated" in container else f"its pod ended: {message}"
 
 

@@ -11,6 +11,8 @@ import json
 import secrets
 import socket
 
+from agentrl.core.config import KubernetesConfig
+from sandbox.backends.kubernetes.manifests import program
 from sandbox.channel import Channel
 
 CONNECT_S = 2.0
@@ -19,9 +21,10 @@ TRIES, PAUSE_S = 4, 1.0
 """A network may take a moment to know of a new pod: so all of the tries must arrive."""
 
 
-async def reaches_us(channel: Channel, pod_ip: str, python: str) -> bool:
+async def reaches_us(channel: Channel, pod_ip: str, config: KubernetesConfig) -> bool:
     """Have the pod connect to a port of this machine, at the address from which we reach the pod."""
-    with socket.socket(socket.AF_INET6 if ":" in pod_ip else socket.AF_INET, socket.SOCK_DGRAM) as route:
+    family = socket.AF_INET6 if ":" in pod_ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as route:
         # No packet is sent: the kernel says which address it would send from.
         route.connect((pod_ip, 9))
         here = route.getsockname()[0]
@@ -35,8 +38,10 @@ async def reaches_us(channel: Channel, pod_ip: str, python: str) -> bool:
     server = await asyncio.start_server(arrived, here, 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        script = f"import socket; socket.create_connection(({here!r}, {port}), {CONNECT_S})"
-        asked = {"argv": [python, "-I", "-c", script], "timeout_s": 2 * CONNECT_S}
+        script = (
+            f"import socket; s = socket.socket({int(family)}); s.settimeout({CONNECT_S}); s.connect({(here, port)})"
+        )
+        asked = {"argv": program(config, script), "timeout_s": 2 * CONNECT_S}
         for tried in range(TRIES):
             await channel.request("POST", "/exec", body=json.dumps(asked).encode(), key=secrets.token_hex(8))
             if arrivals <= tried:

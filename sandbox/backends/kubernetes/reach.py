@@ -18,7 +18,7 @@ import orjson
 from agentrl.core.config import KubernetesConfig
 from agentrl.core.errors import AgentRLError
 from sandbox.backends.kubernetes.cluster import Cluster
-from sandbox.backends.kubernetes.manifests import CONTAINER, PORT, RUNTIME
+from sandbox.backends.kubernetes.manifests import CONTAINER, PORT, program
 from sandbox.channel import Stream
 from sandbox.runtime.carry import READY
 
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 PROTOCOLS = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 """Newest first; both put the number of a channel before each message, and 1.20 has only the older."""
 STDIN, STDOUT, STDERR, STATUS = range(4)
-CARRY = f"import sys; sys.path.insert(0, {RUNTIME!r}); from sandbox.runtime.carry import main; main({PORT})"
+CARRY = f"from sandbox.runtime.carry import main; main({PORT})"
 CONNECT_S = 5.0
 EXEC_S = 15.0
 """Seconds until a process that was started through the API server has connected to sandboxd."""
@@ -39,7 +39,7 @@ class Reach:
     """Connections to the sandboxes of one backend; `close` ends those that go through the API server."""
 
     def __init__(self, config: KubernetesConfig) -> None:
-        self._way, self._python = config.way_in, config.python
+        self._way, self._words = config.way_in, program(config, CARRY)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(self, cluster: Cluster, pod: str, host: str) -> Stream:
@@ -65,9 +65,8 @@ class Reach:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _exec(self, cluster: Cluster, pod: str) -> Stream:
-        words = [self._python, "-I", "-B", "-c", CARRY]
         query = [("container", CONTAINER), ("stdin", "true"), ("stdout", "true"), ("stderr", "true")]
-        query += [("command", word) for word in words]
+        query += [("command", word) for word in self._words]
         try:
             async with asyncio.timeout(EXEC_S):
                 messages = await cluster.websocket(f"pods/{pod}/exec", query, PROTOCOLS)

@@ -17,7 +17,11 @@ SPEC = SandboxSpec(image="img:1", limits=SandboxLimits(memory_mb=100, disk_mb=10
 
 def asked(**settings: Any) -> Any:
     handoff = Path("/run/x/sb-1.handoff")
-    return creation("sb-1", SPEC, DockerConfig(**settings), "img:1", controller="c", owner="run-1", handoff=handoff)
+    runtime = Path("/run/x/runtime-1")
+    return creation(
+        "sb-1", SPEC, DockerConfig(**settings), "img:1",
+        controller="c", owner="run-1", runtime=runtime, handoff=handoff,
+    )  # fmt: skip
 
 
 def test_the_walls_are_there_whatever_is_configured() -> None:
@@ -63,7 +67,7 @@ def test_a_snapshot_is_no_image_for_those_who_know_its_name(image: str) -> None:
 
 
 def test_without_sandboxd_nothing_of_the_host_is_mounted() -> None:
-    plain = creation("sb-1", SPEC, DockerConfig(), "img:1", controller="c", owner="", handoff=None)
+    plain = creation("sb-1", SPEC, DockerConfig(), "img:1", controller="c", owner="", runtime=None, handoff=None)
     assert {mount["Type"] for mount in plain["HostConfig"]["Mounts"]} == {"volume"}
     assert plain["HostConfig"]["CapDrop"] == ["ALL"]
     assert "CapAdd" not in plain["HostConfig"]

@@ -69,6 +69,24 @@ def test_the_runtime_is_told_whether_tasks_may_write_the_image(user: str, writab
     assert json.loads(command[5]).get("writable_image", False) is writable
 
 
+def test_python_is_brought_by_an_init_container_that_may_do_no_more_than_the_sandbox() -> None:
+    config = CONFIG.model_copy(update={"runtime_image": "with-python", "template": {"spec": {"initContainers": [{}]}}})
+    spec = made(config)["spec"]
+    ours, theirs = spec["initContainers"]
+    (container,) = spec["containers"]
+    assert (ours["image"], container["image"], theirs) == ("with-python", "python", {})
+    assert ours["securityContext"] == container["securityContext"]
+    assert ours["resources"] == container["resources"]
+    assert "env" not in ours, "nothing of the token"
+    (read,) = (mount for mount in container["volumeMounts"] if mount["name"] == "runtime")
+    (write,) = (mount for mount in ours["volumeMounts"] if mount["name"] == "runtime")
+    assert (read["readOnly"], write.get("readOnly")) == (True, None)
+    assert {"name": "LD_PRELOAD", "value": ""} in container["env"]
+    assert container["command"][0].startswith(manifests.BROUGHT)
+    assert container["resources"]["limits"]["ephemeral-storage"] == f"{256 + manifests.BROUGHT_MB}Mi"
+    assert "initContainers" not in made()["spec"]
+
+
 def test_a_template_overrides_all_but_a_pods_identity() -> None:
     template = {
         "metadata": {"name": "mine", "labels": {"agentrl/controller": "mine", "team": "a"}},
@@ -151,6 +169,16 @@ def ready(kind: str, status: str) -> dict[str, str]:
         ({}, {"conditions": [ready("Ready", "False"), ready("ContainersReady", "True")]}, None),
         ({}, {"phase": "Failed", "reason": "Evicted", "message": "disk"}, "its pod was evicted from n: disk"),
         ({}, {"phase": "Unknown"}, "its node n is lost"),
+        (
+            {},
+            {
+                "phase": "Failed",
+                "initContainerStatuses": [
+                    {"name": "runtime", "state": {"terminated": {"exitCode": 1, "reason": "Error", "message": "no"}}}
+                ],
+            },
+            "its Python was not brought by sandbox.kubernetes.runtime_image: its container ended with 1 (Error): no",
+        ),
     ],
 )
 def test_why_a_pod_ended(metadata: dict[str, str], status: dict[str, Any], cause: str | None) -> None:
