@@ -1,4 +1,5 @@
-"""sandboxd as a container's first process: takes its listener and its configuration over one mounted unix socket.
+"""sandboxd as a container's first process: takes its listener and its configuration over one mounted unix socket, or
+where nothing can be mounted, listens on the container's loopback (`alone`).
 
 Started by the docker backend. The listener comes as a file descriptor, so nothing inside the container is writable for
 the controller's sake, and the task finds no socket of ours to reach, to replace or to lead elsewhere.
@@ -19,9 +20,11 @@ from typing import Any, NoReturn
 
 from sandbox.runtime.egress import Egress
 from sandbox.runtime.hardening import given_environment, hide_memory
-from sandbox.runtime.sandboxd import Config, Daemon
+from sandbox.runtime.sandboxd import Config, Daemon, listen
 
 PATH = "/run/agentrl/handoff.sock"
+TOKEN = "SANDBOXD_TOKEN"
+"""The variable with the token, where there is one."""
 SIZE = struct.Struct("!Q")
 """Length of the JSON that follows; the listener travels with it."""
 PR_CAPBSET_DROP, PR_SET_SECUREBITS = 24, 28
@@ -102,4 +105,19 @@ def main() -> NoReturn:
         sys.exit(70)
     peer.sendall(b"ok")
     peer.close()
+    daemon.serve()
+
+
+def alone() -> NoReturn:
+    """The configuration is in our arguments; files come by the first request."""
+    config = json.loads(sys.argv[1])
+    env = given_environment()
+    del os.environ[TOKEN]
+    token = env.pop(TOKEN)
+    os.makedirs(config["workdir"], exist_ok=True)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    listener = listen(config)
+    env = {**env, "HOME": config["workdir"], **config["env"]}
+    daemon = Daemon(Config(config["workdir"], config["ttl_s"], env, token=token), listener)
+    protect()
     daemon.serve()

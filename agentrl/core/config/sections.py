@@ -89,8 +89,8 @@ class DockerConfig(Section):
     host: str = ""
     """URL of the engine, e.g. `unix:///run/docker.sock`; empty means DOCKER_HOST, or else the default."""
     way_in: Literal["auto", "socket", "exec"] = "auto"
-    """How commands come in. `socket`: sandboxd, over a socket mounted from this machine. `exec`: the engine's exec API;
-    slower, needs a shell. `auto`: sandboxd where the engine is on a unix socket, else exec."""
+    """How commands come in. `socket`: over a socket mounted from here. `exec`: by the engine's exec API,
+    which is slower. `auto`: the first where the engine is on a unix socket, else the second."""
     image: str = ""
     """Image of sandboxes whose spec names none."""
     pull: Literal["missing", "never"] = "missing"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import platform
@@ -20,32 +21,30 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.core.config import DockerConfig
-from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, ServiceUnavailable, Unsupported
+from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, ServiceUnavailable, from_envelope
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
 from sandbox.backends.docker.carried import prepared
 from sandbox.backends.docker.container import (
     CONTROLLER,
     EGRESS,
-    PLAIN,
     PROXY,
-    TTL,
-    WORKDIR,
+    Start,
     creation,
+    handed_over,
     image_of,
     state_cause,
     without_quotas,
 )
-from sandbox.backends.docker.containers import Containers, NoProgram
+from sandbox.backends.docker.containers import Containers
+from sandbox.backends.docker.elsewhere import Elsewhere
 from sandbox.backends.docker.ends import Ends
 from sandbox.backends.docker.engine import Engine, is_absent
 from sandbox.backends.docker.handoff import Handoff, listens
 from sandbox.backends.docker.images import Images
 from sandbox.backends.docker.keeping import Keeper
-from sandbox.backends.docker.plain import PlainChannel, PlainSandbox
 from sandbox.channel import Channel, Stream
 from sandbox.egress import EgressProxy, environment
-from sandbox.runtime.wire import Refused
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +66,11 @@ class DockerBackend:
         self.images: Images
         self.keeper: Keeper
         self._controller = ""
-        self._carried: Path | None = None
-        """The runtime for this machine's engine; None where sandboxes are reached by the exec API alone."""
+        self._carried: Path
+        """The runtime."""
+        self._elsewhere: Elsewhere | None = None
+        """For an engine that sees nothing of this machine."""
         self._egress = egress
-        self._plain: dict[str, PlainSandbox] = {}
-        """Those without sandboxd."""
         self._ends = Ends()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -123,24 +122,24 @@ class DockerBackend:
             raise ConfigError(f"sandbox.docker.disk = 'quota': {why}; use 'tmpfs', or 'unlimited' for no limit")
         remote = not self.engine.host.startswith("unix://")
         self.isolation = f"docker, {runtime}"
-        if self.config.way_in == "exec" or (remote and self.config.way_in == "auto"):
-            self.isolation += "; by the exec API"
-            log.warning("the sandboxes at %s are reached by the engine's exec API, which is slow", self.engine.host)
-            return
         here, there = (sys.platform, platform.machine()), (info["OSType"], info["Architecture"])
         if here != there:
             raise ConfigError(
                 f"the engine at {self.engine.host} is on {'/'.join(there)}, but this controller's Python, which runs "
-                f"in its containers, on {'/'.join(here)}: set sandbox.docker.way_in to 'exec'"
+                f"in its containers, on {'/'.join(here)}: start the controller on a machine of that kind"
             )
         self._carried = await asyncio.to_thread(prepared, self.folder)
+        if self.config.way_in == "exec" or (remote and self.config.way_in == "auto"):
+            self.isolation += "; by the exec API"
+            log.warning("the sandboxes at %s are reached by the engine's exec API, which is slow", self.engine.host)
+            self._elsewhere = Elsewhere(self.engine, self._controller, self._carried, self.folder)
 
     async def _let_out(self) -> None:
         """Serve the way out, in a folder that is mounted, so that sandboxes see a later controller's socket too."""
         if self._egress is None:
             return
-        if self.config.network != "none" or self._carried is None:
-            raise ConfigError("sandbox.egress needs sandbox.docker.network = 'none' and sandboxd, not the exec API")
+        if self.config.network != "none" or self._elsewhere is not None:
+            raise ConfigError("sandbox.egress needs sandbox.docker.network = 'none' and this machine's engine")
         (self.folder / "egress").mkdir(exist_ok=True)
         (self.folder / "egress").chmod(0o755)
         await self._egress.start(f"/proc/self/fd/{self._folder_fd}/egress/{PROXY}")
@@ -148,11 +147,7 @@ class DockerBackend:
     async def _adopt(self) -> None:
         """Keep the containers of an earlier controller that serve; remove those that never came so far."""
 
-        async def probe(sandbox_id: str, labels: Mapping[str, str], container: str, state: str) -> None:
-            if PLAIN in labels:
-                self._plain[sandbox_id] = self._as_plain(
-                    sandbox_id, container, labels[WORKDIR], float(labels[TTL])
-                )  # fmt: skip
+        async def probe(sandbox_id: str, state: str) -> None:
             if state == "paused":
                 return
             channel = self.channel(sandbox_id)
@@ -167,18 +162,21 @@ class DockerBackend:
         found = await self.containers.list()
         self._ends.containers = {sandbox_id: container["Id"] for sandbox_id, container in found.items()}
         running = {i: c for i, c in found.items() if c["State"] in RUNNING}
-        await asyncio.gather(*(probe(i, c["Labels"], c["Id"], c["State"]) for i, c in running.items()))
+        await asyncio.gather(*(probe(i, c["State"]) for i, c in running.items()))
         await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] not in RUNNING))
 
     async def stop(self) -> None:
         if self._engine is not None:
             await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self.containers.list()))
             await self.keeper.forget_all()
+            if self._elsewhere is not None:
+                await self._elsewhere.remove()
         await self.detach()
 
     async def detach(self) -> None:
         """Let go of the engine and its containers; their leases run on."""
-        await asyncio.gather(*(plain.close() for plain in self._plain.values()))
+        if self._elsewhere is not None:
+            await self._elsewhere.close()
         if self._egress is not None:
             await self._egress.close()
         for task in list(self._tasks):
@@ -203,60 +201,71 @@ class DockerBackend:
             image = await self.keeper.image(spec.snapshot)
         else:
             image = await self.images.resolve(image_of(spec, self.config))
-        if self._carried is None:
-            await self._create_plain(sandbox_id, spec, owner, image)
-        else:
-            await self._create_served(sandbox_id, spec, owner, image)
-
-    async def _create_served(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str) -> None:
         died = self._ends.starting[sandbox_id] = asyncio.get_running_loop().create_future()
-        handoff = Handoff(self.folder, self._folder_fd, sandbox_id)
         try:
-            await self._place(sandbox_id, spec, owner, image, handoff.path)
-            env, proxy = (environment(), f"{EGRESS}/{PROXY}") if self._egress is not None else ({}, "")
-            config = {
-                "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": {**env, **spec.env}, "files": dict(spec.files),
-                "egress": proxy,
-            }  # fmt: skip
-            why = await handoff.hand_over(config, died, within_s=self.config.start_timeout_s)
+            if self._elsewhere is not None:
+                why = await self._create_elsewhere(self._elsewhere, sandbox_id, spec, owner, image, died)
+            else:
+                why = await self._create_here(sandbox_id, spec, owner, image, died)
             if why:
                 written = await self.engine.call("logs", self._ends.containers[sandbox_id], tail=20)
                 said = written.decode(errors="replace")
                 raise SandboxError(f"the container did not become a sandbox: {why}; it wrote: {said}", ran=Ran.NO)
         finally:
-            handoff.close()
             del self._ends.starting[sandbox_id]
 
-    async def _create_plain(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str) -> None:
-        self._ends.starting[sandbox_id] = asyncio.get_running_loop().create_future()
+    async def _create_here(
+        self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str, died: asyncio.Future[str]
+    ) -> str:
+        """Returns "" when it serves, or why it does not."""
+        handoff = Handoff(self.folder, self._folder_fd, sandbox_id)
         try:
-            await self._place(sandbox_id, spec, owner, image, None)
-            plain = self._plain[sandbox_id] = self._as_plain(
-                sandbox_id, self._ends.containers[sandbox_id], spec.workdir, spec.ttl_s
-            )
-            await plain.write_all(spec.files)
-        except NoProgram as error:
-            raise Unsupported(f"image {image!r} has no `sh`, which the exec API needs: add one") from error
-        except Refused as refusal:
-            raise SandboxError(f"a file could not be written: {refusal}", blame=Blame.CALLER, ran=Ran.NO) from refusal
+            way_out = None if self._egress is None else self.folder.resolve() / "egress"
+            await self._place(sandbox_id, spec, owner, image, handed_over(self._carried, handoff.path, way_out))
+            env, proxy = (environment(), f"{EGRESS}/{PROXY}") if self._egress is not None else ({}, "")
+            config = {
+                "workdir": spec.workdir, "ttl_s": spec.ttl_s, "env": {**env, **spec.env}, "files": dict(spec.files),
+                "egress": proxy,
+            }  # fmt: skip
+            return await handoff.hand_over(config, died, within_s=self.config.start_timeout_s)
         finally:
-            del self._ends.starting[sandbox_id]
+            handoff.close()
 
-    async def _place(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str, handoff: Path | None) -> None:
-        """Create the container and start it. NoProgram when its first program is not there."""
-        way_out = None if self._egress is None else self.folder.resolve() / "egress"
-        ours = {"controller": self._controller, "owner": owner}
-        body = creation(
-            sandbox_id, spec, self.config, image, runtime=self._carried, handoff=handoff, egress=way_out, **ours
-        )
+    async def _create_elsewhere(
+        self, way: Elsewhere, sandbox_id: str, spec: SandboxSpec, owner: str, image: str, died: asyncio.Future[str]
+    ) -> str:
+        start = await way.start(sandbox_id, spec, image, self.images.pull)
+        await self._place(sandbox_id, spec, owner, image, start)
+        channel = self.channel(sandbox_id)
+        try:
+            deadline = time.monotonic() + self.config.start_timeout_s
+            while not died.done() and time.monotonic() < deadline:
+                try:
+                    await channel.request("GET", "/health", timeout_s=PROBE_S)
+                except ServiceUnavailable as error:
+                    log.debug("sandbox %s does not serve yet: %s", sandbox_id, error)
+                    await asyncio.sleep(0.05)
+                else:
+                    break
+            else:
+                return died.result() if died.done() else f"it did not serve in {self.config.start_timeout_s:.0f} s"
+            body = json.dumps({"files": dict(spec.files), "ttl_s": spec.ttl_s}).encode()
+            answer = await channel.request("POST", "/prepare", body=body)
+            if answer.status != 200:
+                refused = from_envelope(json.loads(answer.body), f"sandboxd answered {answer.status}")
+                message = f"sandboxd could not be set up: {refused}"
+                raise SandboxError(message, blame=Blame.CALLER, ran=Ran.NO) from refused
+            return ""
+        finally:
+            channel.close()
+
+    async def _place(self, sandbox_id: str, spec: SandboxSpec, owner: str, image: str, start: Start) -> None:
+        """Create the container and start it."""
+        body = creation(sandbox_id, spec, self.config, image, controller=self._controller, owner=owner, start=start)
         container = self._ends.containers[sandbox_id] = await self.containers.create(sandbox_id, body, self.images.pull)
-        await self.containers.start(container)
+        await self.engine.call("start", container)
         if spec.snapshot:
             await self.keeper.restore(container, spec)
-
-    def _as_plain(self, sandbox_id: str, container: str, workdir: str, ttl_s: float) -> PlainSandbox:
-        journal = self.folder / f"{sandbox_id}.keys"
-        return PlainSandbox(self.engine, container, journal, workdir=workdir, ttl_s=ttl_s)
 
     async def destroy(self, sandbox_id: str) -> None:
         container = self._ends.forget(sandbox_id)
@@ -270,17 +279,14 @@ class DockerBackend:
         self._forget_files(sandbox_id)
 
     def _forget_files(self, sandbox_id: str) -> None:
-        plain = self._plain.pop(sandbox_id, None)
-        if plain is not None:
-            self._background(plain.close())
-        for suffix in ("sock", "handoff", "keys"):
+        for suffix in ("sock", "handoff", "token"):
             (self.folder / f"{sandbox_id}.{suffix}").unlink(missing_ok=True)
 
     # --- what is there, what ended -------------------------------------------------------------
 
     async def inventory(self) -> Inventory:
-        served = self._ends.containers.keys() - self._ends.starting.keys() - self._plain.keys()
-        await asyncio.gather(*map(self._settled, served))
+        if self._elsewhere is None:
+            await asyncio.gather(*map(self._settled, self._ends.containers.keys() - self._ends.starting.keys()))
         found = await self.containers.list()
         await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] in ENDED))
         live = frozenset(i for i, c in found.items() if c["State"] not in (*ENDED, "removing"))
@@ -342,15 +348,15 @@ class DockerBackend:
     # --- the rest ------------------------------------------------------------------------------
 
     def channel(self, sandbox_id: str) -> Channel:
-        plain = self._plain.get(sandbox_id)
-        if plain is not None:
-            return PlainChannel(sandbox_id, plain)
+        elsewhere = self._elsewhere
 
         async def connect() -> Stream:
+            if elsewhere is not None:
+                return await elsewhere.connect(f"agentrl-{sandbox_id}")
             # Reached through the descriptor, a socket's address stays short however long the folder's path is.
             return await asyncio.open_unix_connection(f"/proc/self/fd/{self._folder_fd}/{sandbox_id}.sock")
 
-        return Channel(sandbox_id, connect)
+        return Channel(sandbox_id, connect, token="" if elsewhere is None else elsewhere.token(sandbox_id))
 
     async def pause(self, sandbox_id: str) -> None:
         await self._turn("pause", sandbox_id, "already paused")

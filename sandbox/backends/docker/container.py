@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, Ran, SandboxError
 from agentrl.core.types import SandboxSpec
-from sandbox.backends.docker.scripts import INIT, STATE
 from sandbox.runtime.handoff import PATH
 from sandbox.runtime.hardening import UNHEARD
 from sandbox.runtime.interpreter import command
@@ -24,10 +24,8 @@ CONTROLLER, SANDBOX, OWNER = "agentrl.controller", "agentrl.sandbox", "agentrl.o
 """Labels: whose container it is, which sandbox, and for whom."""
 SNAPSHOT, REPOSITORY = "agentrl.snapshot", "agentrl-snapshot"
 """Label of images: which snapshot they are; and what their names begin with."""
-PLAIN, WORKDIR, TTL = "agentrl.plain", "agentrl.workdir", "agentrl.ttl"
-"""Labels of containers without sandboxd, and what a later controller must know of them."""
-PLAIN_PIDS = 8
-"""What the processes around commands may take there, beside those of the task."""
+CARRIERS = 8
+"""Processes that carry commands into a container, beside those of the task, where there are any."""
 INSIDE = posixpath.dirname(PATH)
 EGRESS, PROXY = f"{INSIDE}/egress", "proxy.sock"
 """The folder with the way out, and its socket there."""
@@ -54,49 +52,49 @@ def volumes(spec: SandboxSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys((spec.workdir.rstrip("/") or "/", "/tmp")))
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How sandboxd begins in a container, and what it gets."""
+
+    mounts: tuple[Mapping[str, Any], ...]
+    """One of them is the runtime."""
+    code: str
+    """What its Python runs."""
+    config: str = ""
+    """JSON in its arguments; empty where it comes by a mounted socket."""
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+def handed_over(runtime: Path, handoff: Path, egress: Path | None = None) -> Start:
+    """With what lies on this machine."""
+    sources = {RUNTIME: runtime, PATH: handoff} | ({EGRESS: egress} if egress is not None else {})
+    mounts = ({"Type": "bind", "Source": str(s), "Target": t, "ReadOnly": True} for t, s in sources.items())
+    return Start(tuple(mounts), START)
+
+
 def creation(
-    sandbox_id: str, spec: SandboxSpec, config: DockerConfig, image: str, *, controller: str, owner: str,
-    runtime: Path | None, handoff: Path | None, egress: Path | None = None,
+    sandbox_id: str, spec: SandboxSpec, config: DockerConfig, image: str, *, controller: str, owner: str, start: Start
 ) -> Any:  # fmt: skip
-    """The body of the engine's request to create it: with the sandboxd that `runtime` holds, or without."""
-    host = {**_limits(spec, config), **_walls(config)}
+    """The body of the engine's request to create it."""
+    host = {**_limits(spec, config), **_walls(config), "Mounts": list(start.mounts)}
     if config.disk == "tmpfs":
-        host["Mounts"] = [_volume(path, spec.limits.disk_mb, controller) for path in volumes(spec)]
-    body: dict[str, Any] = {
+        host["Mounts"] += [_volume(path, spec.limits.disk_mb, controller) for path in volumes(spec)]
+    if config.users:
+        # For sandboxd, which gives up SETPCAP at once, and of the others passes nothing on to commands.
+        host["CapAdd"] = ["SETUID", "SETGID", "KILL", "SETPCAP"]
+    if start.config:
+        host["PidsLimit"] += CARRIERS
+    return {
         "Image": image,
-        "Cmd": [],
+        "Entrypoint": command(RUNTIME, start.code),
+        "Cmd": [start.config] if start.config else [],
+        "Env": [f"{name}={value}" for name, value in {**dict.fromkeys(UNHEARD, ""), **start.env}.items()],
         "User": "0:0",
         "Hostname": "sandbox",
         "WorkingDir": "/",
         "StopTimeout": 1,  # of an engine that stops, since an init is deaf to TERM
         "Labels": {CONTROLLER: controller, SANDBOX: sandbox_id, OWNER: owner},
         "HostConfig": host,
-    }
-    if runtime is None:
-        return _plain(body, spec)
-    if config.users:
-        # For sandboxd, which gives up SETPCAP at once, and of the others passes nothing on to commands.
-        host["CapAdd"] = ["SETUID", "SETGID", "KILL", "SETPCAP"]
-    host["Mounts"] = [
-        *host.get("Mounts", ()),
-        {"Type": "bind", "Source": str(runtime), "Target": RUNTIME, "ReadOnly": True},
-        {"Type": "bind", "Source": str(handoff), "Target": PATH, "ReadOnly": True},
-    ]
-    if egress is not None:
-        host["Mounts"].append({"Type": "bind", "Source": str(egress), "Target": EGRESS, "ReadOnly": True})
-    return body | {"Entrypoint": command(RUNTIME, START), "Env": [f"{name}=" for name in UNHEARD]}
-
-
-def _plain(body: dict[str, Any], spec: SandboxSpec) -> dict[str, Any]:
-    host = body["HostConfig"]
-    host["PidsLimit"] += PLAIN_PIDS
-    host["Tmpfs"] = {STATE: "rw,noexec,nosuid,nodev,mode=0700,size=1m"}
-    body["Labels"] |= {PLAIN: "1", WORKDIR: spec.workdir, TTL: str(spec.ttl_s)}
-    return body | {
-        "Entrypoint": ["sh", "-c", INIT, "agentrl", str(int(spec.ttl_s * 100))],
-        "Env": [f"{name}={value}" for name, value in {"HOME": spec.workdir, **spec.env}.items()],
-        "WorkingDir": spec.workdir,
-        "OpenStdin": True,  # what its init waits on
     }
 
 

@@ -17,10 +17,6 @@ from sandbox.backends.docker.engine import Engine, is_absent, is_busy
 REMOVAL_S = 30.0
 
 
-class NoProgram(SandboxError):
-    """The first program of a container is not in its image."""
-
-
 class Containers:
     def __init__(self, engine: Engine, controller: str) -> None:
         self._engine, self._controller = engine, controller
@@ -38,14 +34,6 @@ class Containers:
             await pull(body["Image"])
             made = await self._engine.call("create_container_from_config", body, name)
         return str(made["Id"])
-
-    async def start(self, container: str) -> None:
-        try:
-            await self._engine.call("start", container)
-        except SandboxError as error:
-            if "executable file not found" in str(error) or "no such file or directory" in str(error):
-                raise NoProgram(error.message, ran=error.ran, detail=error.detail) from error
-            raise
 
     async def list(self, sandbox_id: str = "") -> dict[str, Any]:
         """Ours by sandbox id, in whatever state."""

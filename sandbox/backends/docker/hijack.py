@@ -1,5 +1,5 @@
 """A program in a running container, with its streams: the engine's exec API over a connection of its own. Used by
-`plain`.
+`elsewhere`.
 
 The `docker` package reads such a connection beneath its own buffer and may lose the first bytes, so it is spoken here.
 Invariant: a connection belongs to one program and is closed with it.
@@ -14,32 +14,22 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
 from urllib.parse import urlsplit
 
-from agentrl.core.errors import Ran, SandboxError, Unsupported
+from agentrl.core.errors import Ran, SandboxError
 from sandbox.backends.docker.engine import Engine
 from sandbox.channel import Stream
 
-CHUNK = 1 << 18
-
 
 class Program:
-    """One that was started: its id at the engine, and what it writes."""
+    """One that was started, and its streams."""
 
-    def __init__(self, engine: Engine, exec_id: str, stream: Stream) -> None:
-        self._engine, self._id = engine, exec_id
+    def __init__(self, stream: Stream) -> None:
         self._reader, self._writer = stream
 
-    async def feed(self, data: bytes) -> None:
-        """Write all of its input. Nothing when it does not read to the end."""
-        try:
-            for start in range(0, len(data), CHUNK):
-                self._writer.write(data[start : start + CHUNK])
-                await self._writer.drain()
-            self._writer.write_eof()
-        except OSError:
-            return
+    async def write(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
 
     async def read(self) -> tuple[int, bytes] | None:
         """The next piece and which stream it is of, 1 or 2; None at the end of both."""
@@ -49,28 +39,21 @@ class Program:
         except (OSError, EOFError):
             return None
 
-    async def state(self) -> Mapping[str, Any]:
-        """What the engine says of it: `Running`, `ExitCode`, and a `Pid` of 0 when it could not be executed."""
-        found: Mapping[str, Any] = await self._engine.call("exec_inspect", self._id)
-        return found
-
 
 @asynccontextmanager
 async def started(
-    engine: Engine, container: str, argv: Sequence[str], *, stdin: bool, env: Mapping[str, str] | None = None
+    engine: Engine, container: str, argv: Sequence[str], *, env: Mapping[str, str]
 ) -> AsyncIterator[Program]:
     """Execute `argv` in a container. SandboxError (ran=no) when the engine refuses, as for one that is not running."""
-    options = {"stdin": stdin, "environment": dict(env or {})}
+    options = {"stdin": True, "environment": dict(env)}
     made = await engine.call("exec_create", container, list(argv), ran=Ran.NO, **options)
     try:
         reader, writer = await dial(engine)
     except OSError as error:
         raise SandboxError(f"the Docker Engine at {engine.host} takes no connection: {error}", ran=Ran.NO) from error
     try:
-        if stdin and not writer.can_write_eof():
-            raise Unsupported("input for commands cannot be ended over TLS: reach the engine through ssh://")
         await _upgrade(engine, made["Id"], reader, writer)
-        yield Program(engine, made["Id"], (reader, writer))
+        yield Program((reader, writer))
     finally:
         # Not closed in order: input that nobody reads would be waited for.
         writer.transport.abort()

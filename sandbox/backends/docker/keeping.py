@@ -54,7 +54,7 @@ class Keeper:
             "pause": False,
         }
         await self._engine.call("commit", container, **commit)
-        for target in (mount["Destination"] for mount in state["Mounts"] if mount["Type"] == "volume"):
+        for target in (mount["Destination"] for mount in state["Mounts"] if mount["Type"] == "volume" and mount["RW"]):
             with self._archive(snapshot_id, target).open("wb") as file:
                 found = await self._engine.stream("get_archive", file.write, container, target)
             if _time(found["mtime"]) > now - FRESH_S:

@@ -10,18 +10,23 @@ import pytest
 from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, Ran, SandboxError
 from agentrl.core.types import SandboxLimits, SandboxSpec
-from sandbox.backends.docker.container import cause_of, creation, image_of, state_cause, without_quotas
+from sandbox.backends.docker.container import (
+    RUNTIME,
+    Start,
+    cause_of,
+    creation,
+    handed_over,
+    image_of,
+    state_cause,
+    without_quotas,
+)
 
 SPEC = SandboxSpec(image="img:1", limits=SandboxLimits(memory_mb=100, disk_mb=10, pids=20, cpus=0.5))
 
 
 def asked(**settings: Any) -> Any:
-    handoff = Path("/run/x/sb-1.handoff")
-    runtime = Path("/run/x/runtime-1")
-    return creation(
-        "sb-1", SPEC, DockerConfig(**settings), "img:1",
-        controller="c", owner="run-1", runtime=runtime, handoff=handoff,
-    )  # fmt: skip
+    start = handed_over(Path("/run/x/runtime-1"), Path("/run/x/sb-1.handoff"))
+    return creation("sb-1", SPEC, DockerConfig(**settings), "img:1", controller="c", owner="run-1", start=start)
 
 
 def test_the_walls_are_there_whatever_is_configured() -> None:
@@ -66,14 +71,18 @@ def test_a_snapshot_is_no_image_for_those_who_know_its_name(image: str) -> None:
     assert (refused.value.blame, refused.value.ran) == (Blame.CALLER, Ran.NO)
 
 
-def test_without_sandboxd_nothing_of_the_host_is_mounted() -> None:
-    plain = creation("sb-1", SPEC, DockerConfig(), "img:1", controller="c", owner="", runtime=None, handoff=None)
-    assert {mount["Type"] for mount in plain["HostConfig"]["Mounts"]} == {"volume"}
-    assert plain["HostConfig"]["CapDrop"] == ["ALL"]
-    assert "CapAdd" not in plain["HostConfig"]
+def test_no_capability_is_given_where_commands_have_one_user() -> None:
     assert "CapAdd" not in asked(users=False)["HostConfig"]
-    assert plain["HostConfig"]["Tmpfs"].keys() == {"/run/agentrl"}
-    assert plain["Labels"]["agentrl.workdir"] == "/work", "for a controller that adopts it"
+
+
+def test_elsewhere_nothing_of_this_machine_is_mounted() -> None:
+    volume = {"Type": "volume", "Source": "runtime-1", "Target": RUNTIME, "ReadOnly": True}
+    start = Start((volume,), "code", '{"ttl_s": 1}', {"TOKEN": "t"})
+    body = creation("sb-1", SPEC, DockerConfig(), "img:1", controller="c", owner="", start=start)
+    assert {mount["Type"] for mount in body["HostConfig"]["Mounts"]} == {"volume"}
+    assert body["Cmd"] == ['{"ttl_s": 1}']
+    assert {"TOKEN=t", "LD_PRELOAD=", "LD_AUDIT="} == set(body["Env"])
+    assert body["HostConfig"]["PidsLimit"] > 21, "what carries commands is there too"
 
 
 def test_an_image_is_needed_from_somewhere() -> None:
