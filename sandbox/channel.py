@@ -75,10 +75,14 @@ class Channel:
             await writer.drain()
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
-        length = int(headers["content-length"])
-        if length > LONGEST_ANSWER:
-            raise ValueError(f"an answer of {length} bytes")
-        content = await reader.readexactly(length)
+        if "transfer-encoding" in headers:
+            content, last = await _chunks(reader)
+            headers |= last
+            if "x-error" in headers:
+                status, _, error = headers["x-error"].partition(" ")
+                return Answer(int(status), "application/json", error.encode(), headers)
+        else:
+            content = await reader.readexactly(_checked(int(headers["content-length"])))
         return Answer(int(lines[0].split(" ", 2)[1]), headers["content-type"], content, headers)
 
     def interrupt(self) -> None:
@@ -89,3 +93,23 @@ class Channel:
     def close(self) -> None:
         while self._idle:
             self._idle.pop()[1].close()
+
+
+async def _chunks(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, str]]:
+    """An answer whose length was not known at its beginning, and the headers that came after it."""
+    pieces, total = [], 0
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        total = _checked(total + size)
+        pieces.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    last = {}
+    while line := (await reader.readuntil(b"\r\n")).decode("latin-1")[:-2]:
+        name, value = line.split(": ", 1)
+        last[name] = value
+    return b"".join(pieces), last
+
+
+def _checked(length: int) -> int:
+    if not 0 <= length <= LONGEST_ANSWER:
+        raise ValueError(f"an answer of {length} bytes")
+    return length

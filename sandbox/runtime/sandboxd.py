@@ -39,7 +39,7 @@ from sandbox.runtime.processes import (
     spawn,
 )
 from sandbox.runtime.shells import Shells, Turn
-from sandbox.runtime.wire import Connection, Refused
+from sandbox.runtime.wire import Connection, Refused, failure
 
 C = TypeVar("C", bound=Command)
 
@@ -194,9 +194,7 @@ class Daemon:
             why = f"{method} {url.path}: {type(error).__name__}: {error}"
             connection.reply(400, Refused(400, "BAD_REQUEST", f"sandboxd: {why}").body)
         except Exception as error:
-            # Whatever one request runs into, the sandbox goes on: a lack of memory, or of levels to recurse into.
-            why = f"{method} {url.path}: {type(error).__name__}: {error}"
-            connection.reply(500, Refused(500, "SANDBOX", f"sandboxd: {why}", "infra", "maybe").body)
+            connection.reply(500, failure(f"{method} {url.path}", error).body)
 
     def _route(
         self, connection: Connection, route: str, query: dict[str, str], headers: dict[str, str], body: bytes

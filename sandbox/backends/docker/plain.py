@@ -225,7 +225,8 @@ class PlainSandbox:
         packed, _ = await self._at(PACK, path)
         if len(packed) > MAX_BODY:
             raise refused(path, f"larger than {MAX_BODY} bytes as tar", 413)
-        return Answer(200, BINARY, await asyncio.to_thread(_filtered, packed))
+        archive = await asyncio.to_thread(_filtered, packed)
+        return Answer(200, BINARY, archive, {"x-sha256": hashlib.sha256(archive).hexdigest()})
 
     async def _unpack(self, path: str, query: Mapping[str, str], body: bytes) -> Answer:
         check_digest(path, body, query.get("sha256", ""))
