@@ -106,8 +106,6 @@ class Records:
         self._metrics.inc("sandbox/ended_total", state=state.value)
         self.count()
         self._ended_lately[record.id] = ended
-        if len(self._ended_lately) > KEPT_ENDED:
-            self._ended_lately.popitem(last=False)
         return self._store.save(ended)
 
     def count(self) -> None:
@@ -171,7 +169,9 @@ class Records:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what changed."""
+        """Write what changed, and forget what the store has by now."""
+        while len(self._ended_lately) > KEPT_ENDED:
+            self._ended_lately.popitem(last=False)
         dirty, self._dirty = self._dirty, set()
         for failed in await asyncio.gather(*map(self._write, dirty), return_exceptions=True):
             if isinstance(failed, Exception):

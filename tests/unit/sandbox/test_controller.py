@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
-from placing import PlacingBackend, controller
+from placing import NoddingChannel, PlacingBackend, controller
 
-from agentrl.core.errors import Ran, RequestError, SandboxError, ServiceUnavailable
-from agentrl.core.types import SandboxSpec, SandboxState
+from agentrl.core.errors import Ran, RequestError, SandboxError, SandboxLost, ServiceUnavailable
+from agentrl.core.types import ExecRequest, SandboxSpec, SandboxState
+from sandbox.channel import Answer
 
 
 async def test_a_close_that_failed_is_finished_by_the_next_sweep(tmp_path: Path) -> None:
@@ -69,3 +71,69 @@ async def test_a_backend_that_cannot_say_why_does_not_say_that_nothing_ran(tmp_p
             await call
         assert unknown.value.ran is Ran.MAYBE
         assert not backend.failures
+
+
+async def test_what_ended_stays_ended_while_the_store_is_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.records.KEPT_ENDED", 2)
+    backend, back = PlacingBackend(), asyncio.Event()
+    async with controller(backend, tmp_path) as made:
+        boxes = [await made.create("o", str(n), SandboxSpec()) for n in range(5)]
+        await made.records.flush()
+        write = made._store._write
+
+        async def away(*args: Any) -> None:
+            await back.wait()
+            await write(*args)
+
+        monkeypatch.setattr(made._store, "_write", away)
+        backend.placed.clear()
+        for box in boxes:
+            backend.ended(box.id, "the fork server ended")
+        await asyncio.sleep(0.01)
+        flushing = asyncio.create_task(made.records.flush())
+        await asyncio.sleep(0.01)
+        for box in boxes:
+            with pytest.raises(SandboxLost, match="the fork server ended"):
+                await made.relay.exec(box.id, ExecRequest(argv=("true",)), b"{}", "k")
+        assert not made.records.live
+        assert sum(made.records.tenants.values()) == 0
+        back.set()
+        await flushing
+        assert [(await made.records.get(box.id)).state for box in boxes] == [SandboxState.LOST] * 5
+
+
+async def test_a_key_that_is_closed_twice_at_once_is_closed(tmp_path: Path) -> None:
+    async with controller(PlacingBackend(), tmp_path) as made:
+        one, two = await asyncio.gather(made.close_key("o", "k"), made.close_key("o", "k"))
+        assert one == two
+
+
+class NotRenewed(NoddingChannel):
+    """A renewal waits, and then fails."""
+
+    renewing, failing = asyncio.Event(), asyncio.Event()
+
+    async def request(self, method: str, target: str, **options: Any) -> Answer:
+        if target == "/renew":
+            self.renewing.set()
+            await self.failing.wait()
+            raise ServiceUnavailable("no answer")
+        return await super().request(method, target, **options)
+
+
+class NotRenewing(PlacingBackend):
+    def channel(self, sandbox_id: str) -> NoddingChannel:
+        return self.channels.setdefault(sandbox_id, NotRenewed(self, sandbox_id))
+
+
+async def test_a_renewal_that_failed_does_not_destroy_what_was_taken_meanwhile(tmp_path: Path) -> None:
+    backend, spec = NotRenewing(), SandboxSpec(ttl_s=0.2)
+    async with controller(backend, tmp_path, warm=1) as made, asyncio.timeout(20):
+        made.pool.take(spec)
+        await NotRenewed.renewing.wait()
+        (ahead,) = made.pool.ids
+        box = await made.create("o", "k", spec)
+        assert box.id == ahead
+        NotRenewed.failing.set()
+        await asyncio.sleep(0.05)
+        assert ahead in backend.placed
