@@ -12,11 +12,11 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agentrl.core.config import SandboxConfig
-from agentrl.core.errors import AgentRLError, CapacityError, Conflict
+from agentrl.core.errors import AgentRLError, CapacityError, Conflict, Ran, ServiceUnavailable
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import SandboxSpec, SandboxState, Snapshot
 from sandbox import leases
@@ -46,8 +46,10 @@ class Controller:
         config: SandboxConfig,
         sweep_s: float = 3.0,
         retention_s: float = 3600.0,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.backend = backend
+        """`leads` says whether no other controller may act on the store and the backend."""
+        self.backend, self.leads = backend, leads
         self.records = Records(store, metrics=metrics, retention_s=retention_s, ended=self._drop)
         self.relay = Relay(backend, self.records, self._explain, metrics=metrics)
         self.verbs = Verbs(backend, self.records, self.relay)
@@ -302,6 +304,8 @@ class Controller:
         asked = time.monotonic()
         before = {i for i, record in self.records.live.items() if record.state not in leases.UNPLACED}
         placed = await self.backend.inventory()
+        if not self.leads():
+            raise ServiceUnavailable("another controller may lead by now: nothing was swept", ran=Ran.NO)
         resumed = self.verbs.believe(placed.paused, asked=asked)
         found = leases.sweep(self.records.live.values(), placed.live, placed.ended, now=time.time())
         # One that became READY meanwhile may be missing from an answer that was on its way.

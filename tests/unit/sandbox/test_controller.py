@@ -137,3 +137,17 @@ async def test_a_renewal_that_failed_does_not_destroy_what_was_taken_meanwhile(t
         NotRenewed.failing.set()
         await asyncio.sleep(0.05)
         assert ahead in backend.placed
+
+
+async def test_who_may_not_lead_any_more_sweeps_nothing(tmp_path: Path) -> None:
+    backend, leads = PlacingBackend(), True
+    async with controller(backend, tmp_path) as made:
+        made.leads = lambda: leads
+        await made.sweep()
+        leads = False
+        backend.placed.add("sb-of-the-next-leader")
+        with pytest.raises(ServiceUnavailable, match="another controller may lead"):
+            await made.sweep()
+        assert backend.placed == {"sb-of-the-next-leader"}
+        leads = True
+        assert (await made.sweep()).orphans == 1
