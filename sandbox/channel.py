@@ -7,6 +7,8 @@ Invariant: a connection is reused only after its answer was read whole.
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +17,9 @@ from agentrl.core.errors import Ran, ServiceUnavailable
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LONGEST_ANSWER = 1 << 30
 """Bytes; more is no sandboxd's, but of somebody who wants our memory."""
+
+QUEUE_S = 10.0
+"""How long to wait for a place among those who connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,25 @@ class Channel:
     def close(self) -> None:
         while self._idle:
             self._idle.pop()[1].close()
+
+
+async def connect_unix(path: str, *, limit: int = 1 << 16) -> Stream:
+    """Connect, and wait for a place in the listener's queue: asyncio takes a full one for a connection."""
+    sock, until = socket.socket(socket.AF_UNIX), time.monotonic() + QUEUE_S
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                sock.connect(path)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(0.01)
+        return await asyncio.open_unix_connection(sock=sock, limit=limit)
+    except BaseException:
+        sock.close()
+        raise
 
 
 async def _chunks(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, str]]:

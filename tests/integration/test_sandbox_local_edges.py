@@ -96,6 +96,20 @@ async def test_a_snapshot_whose_maker_was_killed_leaves_nothing(backend: LocalBa
     assert not list(folder.iterdir())
 
 
+async def test_more_requests_at_once_than_wait_in_its_queue(backend: LocalBackend, tmp_path: Path) -> None:
+    await backend.create("sb-1", SPEC, "")
+    (init,) = fork_server(tmp_path).children()
+    init.suspend()
+    channel = backend.channel("sb-1")
+    command = b'{"argv": ["true"]}'
+    asking = [asyncio.create_task(channel.request("POST", "/exec", body=command, key=f"k{i}")) for i in range(90)]
+    await asyncio.sleep(0.5)
+    init.resume()
+    answers = await asyncio.gather(*asking)
+    assert [answer.status for answer in answers] == [200] * 90
+    channel.close()
+
+
 async def test_one_that_is_destroyed_before_it_has_a_cgroup(backend: LocalBackend) -> None:
     await backend.create("sb-1", SPEC, "")
     reader, writer = await backend._open("forkserver.sock")

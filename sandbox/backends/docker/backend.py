@@ -40,7 +40,7 @@ from sandbox.backends.docker.handoff import Handoff, listens
 from sandbox.backends.docker.images import Images
 from sandbox.backends.docker.keeping import Keeper
 from sandbox.backends.docker.plain import PlainChannel, PlainSandbox
-from sandbox.channel import Channel, Stream
+from sandbox.channel import Channel, Stream, connect_unix
 from sandbox.egress import EgressProxy, environment
 from sandbox.runtime.wire import Refused
 
@@ -354,7 +354,7 @@ class DockerBackend:
 
         async def connect() -> Stream:
             # Reached through the descriptor, a socket's address stays short however long the folder's path is.
-            return await asyncio.open_unix_connection(f"/proc/self/fd/{self._folder_fd}/{sandbox_id}.sock")
+            return await connect_unix(f"/proc/self/fd/{self._folder_fd}/{sandbox_id}.sock")
 
         return Channel(sandbox_id, connect)
 
