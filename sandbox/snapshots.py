@@ -26,6 +26,9 @@ from sandbox.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
+COMPARE_S = 60.0
+"""How often the backend is asked for what it keeps."""
+
 
 class Snapshots:
     def __init__(
@@ -41,6 +44,8 @@ class Snapshots:
         self._backend, self._store, self._records, self._verbs = backend, store, records, verbs
         self._metrics, self._retention_s = metrics, retention_s
         self._rows: dict[str, SnapshotRow] = {}
+        self._compare_at = 0.0
+        """When (monotonic) to look next for what the store does not know."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Held by whoever makes or forgets one."""
 
@@ -165,6 +170,22 @@ class Snapshots:
                     await self._swept(row, everything=everything)
                 except AgentRLError as error:
                     log.warning("snapshot %s is tried again at the next sweep: %s", snapshot_id, error.message)
+        if not everything and time.monotonic() >= self._compare_at:
+            self._compare_at = time.monotonic() + COMPARE_S
+            try:
+                await self._forget_unknown()
+            except AgentRLError as error:
+                log.warning("the backend's snapshots were not compared with ours: %s", error.message)
+
+    async def _forget_unknown(self) -> None:
+        """What a backend finished for a controller that had been killed, after its row was undone."""
+        for snapshot_id in await self._backend.snapshots():
+            lock, row = self._lock(snapshot_id), self._rows.get(snapshot_id)
+            if lock.locked() or (row is not None and row.state is not SnapshotState.ENDED):
+                continue
+            async with lock:
+                log.warning("snapshot %s is not in the store: forgetting it", snapshot_id)
+                await self._backend.forget_snapshot(snapshot_id)
 
     async def _swept(self, row: SnapshotRow, *, everything: bool) -> None:
         now = time.time()

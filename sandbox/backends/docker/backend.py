@@ -377,6 +377,9 @@ class DockerBackend:
     async def forget_snapshot(self, snapshot_id: str) -> None:
         await self.keeper.forget(snapshot_id)
 
+    async def snapshots(self) -> frozenset[str]:
+        return await self.keeper.kept()
+
     def _container(self, sandbox_id: str) -> str:
         container = self._ends.containers.get(sandbox_id)
         if container is None:

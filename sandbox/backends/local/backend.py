@@ -210,6 +210,9 @@ class LocalBackend:
     async def forget_snapshot(self, snapshot_id: str) -> None:
         await self._ask("forget", snapshot=snapshot_id)
 
+    async def snapshots(self) -> frozenset[str]:
+        return frozenset(path.name.partition(".")[0] for path in (self.folder / "snapshots").glob("*.tar*"))
+
     async def stop(self) -> None:
         self._placed = set()
         try:

@@ -151,3 +151,18 @@ async def test_who_may_not_lead_any_more_sweeps_nothing(tmp_path: Path) -> None:
         assert backend.placed == {"sb-of-the-next-leader"}
         leads = True
         assert (await made.sweep()).orphans == 1
+
+
+async def test_a_snapshot_that_was_finished_after_its_row_was_undone_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.snapshots.COMPARE_S", 0.0)
+    backend = PlacingBackend()
+    async with controller(backend, tmp_path) as made:
+        box = await made.create("o", "k", SandboxSpec())
+        kept = await made.snapshot(box.id, "s", 60.0)
+        backend.kept["snap-of-a-killed-controller"] = box.id
+        await made.sweep()
+        assert list(backend.kept) == [kept.id]
+        backend.failures["snapshots"] = SandboxError("the engine is away")
+        await made.sweep()
