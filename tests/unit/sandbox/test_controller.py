@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from placing import NoddingChannel, PlacingBackend, controller
 from agentrl.core.errors import Ran, RequestError, SandboxError, SandboxLost, ServiceUnavailable
 from agentrl.core.types import ExecRequest, SandboxSpec, SandboxState
 from sandbox.channel import Answer
+from sandbox.controller import Controller
 
 
 async def test_a_close_that_failed_is_finished_by_the_next_sweep(tmp_path: Path) -> None:
@@ -166,3 +168,44 @@ async def test_a_snapshot_that_was_finished_after_its_row_was_undone_is_forgotte
         assert list(backend.kept) == [kept.id]
         backend.failures["snapshots"] = SandboxError("the engine is away")
         await made.sweep()
+
+
+@pytest.mark.parametrize("step", [7200.0, -7200.0])
+async def test_a_clock_that_is_set_moves_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    backend, real = PlacingBackend(), time.time
+    async with controller(backend, tmp_path) as made:
+        box = await made.create("o", "k", SandboxSpec(ttl_s=60.0))
+        short = await made.create("o", "short", SandboxSpec(ttl_s=0.2))
+        kept = await made.snapshot(box.id, "s", 60.0)
+        slow = asyncio.create_task(made.relay.forward(box.id, "POST", "/processes/slow", b"", "p", timeout_s=1.0))
+        await asyncio.sleep(0)
+        monkeypatch.setattr(time, "time", lambda: real() + step)
+        await made.sweep()
+        backend.channels[box.id].hold.set()
+        await slow
+        for deadline in (made.records.live[box.id].deadline, made.snapshots.list(None)[0].deadline):
+            assert deadline == pytest.approx(real() + step + 60.0, abs=20.0)
+        assert (await made._store.snapshots.all())[0].deadline > kept.deadline + step - 1.0
+        await asyncio.sleep(0.3)
+        await made.sweep()
+        assert set(made.records.live) == {box.id}
+        assert (await made.records.get(short.id)).cause == "the lease ended"
+
+
+async def test_a_clock_that_was_set_before_it_began_moves_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with controller(PlacingBackend(), tmp_path, leave=True) as made:
+        box = await made.create("o", "k", SandboxSpec(ttl_s=60.0))
+        await made.records.flush()
+    backend, real = PlacingBackend(), time.time
+    backend.placed.add(box.id)
+    start = Controller.start
+
+    async def late(standby: Controller) -> None:
+        standby.records.clock._offset -= 7200.0
+        await start(standby)
+
+    monkeypatch.setattr(Controller, "start", late)
+    async with controller(backend, tmp_path) as made:
+        assert made.records.live[box.id].deadline == pytest.approx(real() + 60.0, abs=20.0)
