@@ -130,12 +130,17 @@ class Command:
             return
         except OSError:
             self._stdin, self._more_stdin = memoryview(b""), False
-        if not self._stdin and self._more_stdin:
+        if self._stdin:
+            return
+        # An empty view would keep what it was a view of.
+        self._stdin = memoryview(b"")
+        if self._more_stdin:
             self.daemon.unwatch(self._stdin_fd)
-        elif not self._stdin:
+        else:
             self._end_stdin()
 
     def _end_stdin(self) -> None:
+        self._stdin = memoryview(b"")
         if self._stdin_fd >= 0:
             self.daemon.unwatch(self._stdin_fd)
             os.close(self._stdin_fd)

@@ -146,6 +146,8 @@ class Connection:
         except OSError:
             self.close()
             return
+        # An empty view would keep what it was a view of.
+        self._outbox = memoryview(b"")
         if self._pieces is not None:
             # The loop has a turn between any two.
             self._outbox = memoryview(self._next_chunk(self._pieces))
