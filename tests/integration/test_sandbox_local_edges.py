@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -125,6 +126,18 @@ async def test_one_that_is_destroyed_before_it_has_a_cgroup(backend: LocalBacken
     assert sorted(answers) == [1, 2, 3]
     assert (await backend.inventory()).live == {"sb-1"}
     await backend.forget_snapshot("snap-1")
+
+
+async def test_a_controller_that_was_stopped_does_not_stop_the_others(backend: LocalBackend) -> None:
+    await backend.create("sb-1", SPEC, "")
+    stopped = socket.socket(socket.AF_UNIX)
+    stopped.connect(f"/proc/self/fd/{backend._folder_fd}/forkserver.sock")
+    stopped.settimeout(0.2)
+    with pytest.raises(TimeoutError):
+        stopped.sendall(b'{"seq": 1, "op": "list"}\n' * 200_000)
+    async with asyncio.timeout(30):
+        assert (await backend.inventory()).live == {"sb-1"}
+    stopped.close()
 
 
 @pytest.fixture

@@ -109,6 +109,8 @@ class ForkServer:
         self._peers.add(Peer(self, sock))
 
     def disconnected(self, peer: Peer) -> None:
+        if peer not in self._peers:
+            return
         self._selector.unregister(peer.sock.fileno())
         peer.sock.close()
         self._peers.discard(peer)
@@ -356,7 +358,7 @@ class ForkServer:
             self._ended[child.name] = cause
             while len(self._ended) > KEPT_CAUSES:
                 del self._ended[next(iter(self._ended))]
-            for peer in self._peers:
+            for peer in list(self._peers):
                 peer.send({"ended": child.name, "cause": cause})
 
     def _remove_traces(self, name: str) -> None:
