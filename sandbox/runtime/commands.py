@@ -203,7 +203,7 @@ class Command:
         signaled, code = os.WIFSIGNALED(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         word = "TIMEOUT" if self.timed_out else "SIGNALED" if signaled else "EXITED"
         if not self.timed_out and (code == 137 or (signaled and os.WTERMSIG(status) == signal.SIGKILL)):
-            word = "OOM" if self.daemon.oom_kills() > self._ooms_before else word
+            word = "OOM" if self.daemon.took_oom(self._ooms_before) else word
         number = os.WTERMSIG(status) if signaled else int(signal.SIGKILL) if word == "OOM" else None
         return word, code if word == "EXITED" else None, number
 

@@ -94,6 +94,8 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         self._oom_counter = config.oom_counter if config.oom_counter >= 0 else oom_counter()
+        self._ooms_told = 0
+        """Kills for memory that were some command's end."""
         self.files = Files(config)
         self.background = Background(self)
         self.shells = Shells(self)
@@ -326,6 +328,14 @@ class Daemon:
     def oom_kills(self) -> int:
         """How often the kernel killed for memory here so far."""
         return oom_kills(self._oom_counter)
+
+    def took_oom(self, before: int) -> bool:
+        """Whether a command that was killed, and began at the count `before`, was so for memory; a kill counts once."""
+        told = max(self._ooms_told, before)
+        if self.oom_kills() <= told:
+            return False
+        self._ooms_told = told + 1
+        return True
 
     def _open_oom_score(self) -> int:
         try:

@@ -83,6 +83,8 @@ class Shell(Process):
     def run(self, key: str, digest: str, request: dict[str, Any]) -> Turn:
         if self.turn is not None:
             raise Refused(409, "CONFLICT", f"shell {self.key!r} still runs a command")
+        if "\0" in request["command"]:
+            raise ValueError("embedded null byte")
         command, cap = request["command"], int(request.get("cap_bytes", 1 << 20))
         timeout_s = float(request.get("timeout_s", 30.0))
         for stream in self.streams:
@@ -116,7 +118,7 @@ class Shell(Process):
                 continue
         # A command that timed out this very moment ends with its shell.
         if not self.timed_out:
-            oom = code == 137 and self.daemon.oom_kills() > self._ooms_before
+            oom = code == 137 and self.daemon.took_oom(self._ooms_before)
             self._end_turn(("OOM", None, 9) if oom else ("EXITED", code, None))
 
     def finish(self) -> None:
