@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -85,13 +86,15 @@ def create_sandbox_app(
         url = store_url or sqlite_url(folder / "sandbox.db")
         database = await open_database(url, room="sandbox", migrations=MIGRATIONS)
         store = SandboxStore(database)
-        controller = Controller(backend, store, metrics=metrics, config=config, sweep_s=sweep_s)
+        settings: dict[str, Any] = {"metrics": metrics, "config": config, "sweep_s": sweep_s}
         if config.leader_lease_s:
             election = Election(database, url=config.advertise or address, lease_s=config.leader_lease_s)
+            controller = Controller(backend, store, leads=lambda: election.leads, **settings)
             async with candidate(app.state, controller, election, lost):
                 yield
             await store.close()
             return
+        controller = Controller(backend, store, **settings)
         await controller.start()
         app.state.controller = controller
         try:

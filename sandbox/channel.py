@@ -7,6 +7,8 @@ Invariant: a connection is reused only after its answer was read whole.
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -15,6 +17,9 @@ from agentrl.core.errors import Ran, ServiceUnavailable
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LONGEST_ANSWER = 1 << 30
 """Bytes; more is no sandboxd's, but of somebody who wants our memory."""
+
+QUEUE_S = 10.0
+"""How long to wait for a place among those who connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +80,14 @@ class Channel:
             await writer.drain()
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
-        length = int(headers["content-length"])
-        if length > LONGEST_ANSWER:
-            raise ValueError(f"an answer of {length} bytes")
-        content = await reader.readexactly(length)
+        if "transfer-encoding" in headers:
+            content, last = await _chunks(reader)
+            headers |= last
+            if "x-error" in headers:
+                status, _, error = headers["x-error"].partition(" ")
+                return Answer(int(status), "application/json", error.encode(), headers)
+        else:
+            content = await reader.readexactly(_checked(int(headers["content-length"])))
         return Answer(int(lines[0].split(" ", 2)[1]), headers["content-type"], content, headers)
 
     def interrupt(self) -> None:
@@ -89,3 +98,42 @@ class Channel:
     def close(self) -> None:
         while self._idle:
             self._idle.pop()[1].close()
+
+
+async def connect_unix(path: str, *, limit: int = 1 << 16) -> Stream:
+    """Connect, and wait for a place in the listener's queue: asyncio takes a full one for a connection."""
+    sock, until = socket.socket(socket.AF_UNIX), time.monotonic() + QUEUE_S
+    sock.setblocking(False)
+    try:
+        while True:
+            try:
+                sock.connect(path)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+            await asyncio.sleep(0.01)
+        return await asyncio.open_unix_connection(sock=sock, limit=limit)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _chunks(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, str]]:
+    """An answer whose length was not known at its beginning, and the headers that came after it."""
+    pieces, total = [], 0
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        total = _checked(total + size)
+        pieces.append(await reader.readexactly(size))
+        await reader.readexactly(2)
+    last = {}
+    while line := (await reader.readuntil(b"\r\n")).decode("latin-1")[:-2]:
+        name, value = line.split(": ", 1)
+        last[name] = value
+    return b"".join(pieces), last
+
+
+def _checked(length: int) -> int:
+    if not 0 <= length <= LONGEST_ANSWER:
+        raise ValueError(f"an answer of {length} bytes")
+    return length

@@ -12,11 +12,11 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from agentrl.core.config import SandboxConfig
-from agentrl.core.errors import AgentRLError, CapacityError, Conflict
+from agentrl.core.errors import AgentRLError, CapacityError, Conflict, Ran, ServiceUnavailable
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import SandboxSpec, SandboxState, Snapshot
 from sandbox import leases
@@ -46,8 +46,10 @@ class Controller:
         config: SandboxConfig,
         sweep_s: float = 3.0,
         retention_s: float = 3600.0,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self.backend = backend
+        """`leads` says whether no other controller may act on the store and the backend."""
+        self.backend, self.leads = backend, leads
         self.records = Records(store, metrics=metrics, retention_s=retention_s, ended=self._drop)
         self.relay = Relay(backend, self.records, self._explain, metrics=metrics)
         self.verbs = Verbs(backend, self.records, self.relay)
@@ -156,7 +158,7 @@ class Controller:
 
     def _admit(self, owner: str, key: str, count: int) -> None:
         try:
-            self._admission.admit(owner, key, count, self.records.tenants, now=time.time())
+            self._admission.admit(owner, key, count, self.records.tenants, now=self.records.clock.now())
         except CapacityError:
             self._metrics.inc("sandbox/refused_total")
             raise
@@ -215,7 +217,7 @@ class Controller:
         if current is not None and current.state is SandboxState.CREATING:
             # Not awaited: a restart that finds CREATING and a live sandbox makes it READY itself. The lease counts
             # from here, since some backends take longer than a short one.
-            self.records.step(leases.extended(current, now=time.time()), SandboxState.READY)
+            self.records.step(leases.extended(current, now=self.records.clock.now()), SandboxState.READY)
         self._metrics.observe("sandbox/create_seconds", time.monotonic() - started)
 
     # --- close ---------------------------------------------------------------------------------
@@ -299,11 +301,14 @@ class Controller:
 
     async def sweep(self) -> Swept:
         """Close what expired, declare lost what is gone, destroy what nobody owns, forget what ended long ago."""
+        await self._keep_time()
         asked = time.monotonic()
         before = {i for i, record in self.records.live.items() if record.state not in leases.UNPLACED}
         placed = await self.backend.inventory()
+        if not self.leads():
+            raise ServiceUnavailable("another controller may lead by now: nothing was swept", ran=Ran.NO)
         resumed = self.verbs.believe(placed.paused, asked=asked)
-        found = leases.sweep(self.records.live.values(), placed.live, placed.ended, now=time.time())
+        found = leases.sweep(self.records.live.values(), placed.live, placed.ended, now=self.records.clock.now())
         # One that became READY meanwhile may be missing from an answer that was on its way.
         lost = {i: cause for i, cause in found.lost.items() if i in before}
         for sandbox_id, cause in lost.items():
@@ -322,6 +327,14 @@ class Controller:
         await self.records.purge()
         return Swept(expired=len(expired) - len(halfway), lost=len(lost), orphans=len(orphans))
 
+    async def _keep_time(self) -> None:
+        step = self.records.clock.stepped()
+        if step:
+            log.warning("the clock was set by %+.1f s: leases are moved along", step)
+            self.records.shift(step)
+            self.relay.shift(step)
+            await self.snapshots.shift(step)
+
     async def _destroy_orphan(self, sandbox_id: str) -> None:
         log.warning("sandbox %s is not in the store: destroying it", sandbox_id)
         self._metrics.inc("sandbox/orphans_total")
@@ -338,7 +351,7 @@ class Controller:
     def _expired(self, sandbox_id: str) -> bool:
         """Still so, since a renewal may have come while others were swept."""
         record = self.records.live.get(sandbox_id)
-        due = record is not None and record.deadline <= time.time() and record.state not in leases.UNPLACED
+        due = record is not None and record.deadline <= self.records.clock.now() and record.state not in leases.UNPLACED
         return due and sandbox_id not in self.relay.busy
 
     async def _sweeping(self) -> None:

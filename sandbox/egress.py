@@ -2,7 +2,7 @@
 
 It runs in the controller, where names are resolved and the list is checked, and takes HTTP CONNECT and absolute `http:`
 requests from a unix socket. Invariants: an address that is not public is reached only when the list has it literally,
-so no name leads into the operator's network; a refusal says what is missing.
+so no name leads into the operator's network; a refusal says what is missing; no sandbox takes all connections.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import logging
 import re
 import resource
 import socket
+import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,10 @@ HOST = re.compile(r"(\*\.)?[a-z0-9_.:-]+")
 HOP_HEADERS = ("proxy-", "connection:", "keep-alive:")
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 MOST = 4096
-"""Connections at once, and a quarter of the files that we may open: tasks must not use up what the controller needs."""
+"""Connections at once, and a quarter of the files that we may open: tasks must not use up what the controller needs.
+Each sandbox may have as many as are free for all: half of them when it is alone, a third each when there are two."""
+CREDENTIALS = struct.Struct("3i")
+"""Pid, uid and gid of who connected."""
 
 
 def environment() -> Mapping[str, str]:
@@ -78,7 +83,9 @@ class EgressProxy:
         self._rules = tuple(map(parse_rule, allowed))
         self._metrics = metrics
         self._server: asyncio.Server | None = None
-        self._open: set[asyncio.Task[None]] = set()
+        self._open: dict[asyncio.Task[None], str] = {}
+        """Connections, and whose they are."""
+        self._own_cgroups = _cgroups("self")
         self._most = min(MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
     async def start(self, path: Path | str) -> None:
@@ -101,18 +108,28 @@ class EgressProxy:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._open) >= self._most:
-            log.warning("egress: %d connections are open, one more was closed", len(self._open))
+        caller = self._caller(writer.get_extra_info("socket"))
+        theirs = Counter(self._open.values())[caller]
+        if theirs >= self._most - len(self._open):
+            log.warning(
+                "egress: of %d open connections one sandbox has %d, its next was closed", len(self._open), theirs
+            )
             writer.transport.abort()
             return
-        self._open.add(task)
+        self._open[task] = caller
         try:
             await self._serve(reader, writer)
         except (OSError, EOFError, asyncio.LimitOverrunError, TimeoutError) as error:
             log.debug("egress: %s", error)
         finally:
-            self._open.discard(task)
+            del self._open[task]
             writer.transport.abort()
+
+    def _caller(self, sock: socket.socket) -> str:
+        """Which sandbox connected, as the kernel says: by its cgroups, and where it has none of its own by its uid."""
+        pid, uid, _ = CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
+        cgroups = _cgroups(str(pid))
+        return cgroups if cgroups not in ("", self._own_cgroups) else f"uid {uid}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(HEAD_S):
@@ -199,6 +216,14 @@ class EgressProxy:
         self._metrics.inc("sandbox/egress_refused_total")
         log.info("egress to %s:%d refused", host, port)
         raise Refused("403 Forbidden", message)
+
+
+def _cgroups(pid: str) -> str:
+    """Empty for a process that ended, or that we do not see."""
+    try:
+        return Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return ""
 
 
 def _embedded(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -22,6 +23,10 @@ log = logging.getLogger(__name__)
 
 leaders = sa.table("sandbox_leader", *(sa.column(name) for name in ("name", "holder", "url", "term", "until")))
 NAME = "controller"
+
+
+def _clocks() -> tuple[float, float]:
+    return time.monotonic(), time.time()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +50,37 @@ class Election:
         self._holder = uuid.uuid4().hex
         self._term = 0
         """Ours while we lead, else 0."""
+        self._renewed = (-math.inf, -math.inf)
+        """When the newest claim or renewal that succeeded was asked for, on both clocks."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether nobody else can lead yet: false for one that slept, before it finds out what happened meanwhile."""
+        return self._term > 0 and self._silent_s <= self._lease_s * 2 / 3
+
+    @property
+    def _silent_s(self) -> float:
+        """Seconds since then. A process that was stopped sees it on either clock, a machine that slept on one."""
+        return max(now - then for now, then in zip(_clocks(), self._renewed, strict=True))
 
     async def campaign(self) -> None:
         """Returns when we lead."""
         while True:
+            asked = _clocks()
             if await self._try(self._claim):
+                self._renewed = asked
                 log.info("leading in term %d", self._term)
                 return
             await asyncio.sleep(self._lease_s / 6)
 
     async def hold(self, lost: Callable[[], None]) -> None:
         """Renew until cancelled. Calls `lost` when another leads, or when we could not renew for most of a lease."""
-        renewed = time.monotonic()
         while True:
             await asyncio.sleep(self._lease_s / 6)
-            asked = time.monotonic()
+            asked = _clocks()
             if await self._try(self._renew):
-                renewed = asked
-            elif self._term == 0 or time.monotonic() - renewed > self._lease_s * 2 / 3:
+                self._renewed = asked
+            elif not self.leads:
                 log.error("leadership was lost: another controller may lead now")
                 lost()
                 return

@@ -113,16 +113,18 @@ class Pool:
             for sandbox_id, renewed in list(shape.ready.items()):
                 if time.monotonic() - renewed > shape.spec.ttl_s / 2 and sandbox_id in shape.ready:
                     shape.ready[sandbox_id] = time.monotonic()
-                    await self._prolong(sandbox_id, shape.spec.ttl_s)
+                    await self._prolong(shape, sandbox_id)
 
-    async def _prolong(self, sandbox_id: str, ttl_s: float) -> None:
+    async def _prolong(self, shape: Shape, sandbox_id: str) -> None:
         channel = self._backend.channel(sandbox_id)
         try:
-            await channel.request("POST", "/renew", body=f'{{"ttl_s": {ttl_s}}}'.encode())
+            await channel.request("POST", "/renew", body=f'{{"ttl_s": {shape.spec.ttl_s}}}'.encode())
         except AgentRLError as error:
             log.warning("sandbox %s was made ahead and did not last: %s", sandbox_id, error.message)
-            self.drop(sandbox_id)
-            await self._backend.destroy(sandbox_id)
+            # One that was taken meanwhile is not ours to destroy.
+            if shape.ready.pop(sandbox_id, None) is not None:
+                self._wanted.set()
+                await self._backend.destroy(sandbox_id)
         finally:
             channel.close()
 

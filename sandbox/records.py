@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from agentrl.core.errors import Conflict, NotFound, Ran, SandboxLost
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import SandboxSpec, SandboxState
 from sandbox.admission import tenant_of
+from sandbox.clock import Clock
 from sandbox.states import TERMINAL, Record, advance
 from sandbox.store import SandboxStore
 
@@ -35,6 +36,7 @@ class Records:
     def __init__(
         self, store: SandboxStore, *, metrics: Metrics, retention_s: float, ended: Callable[[str], None]
     ) -> None:
+        self.clock = Clock()
         self.live: dict[str, Record] = {}
         self.keys: dict[tuple[str, str], str] = {}
         self.tenants: Counter[str] = Counter()
@@ -48,6 +50,8 @@ class Records:
         """Records that changed since they were last written."""
 
     async def load(self) -> None:
+        # What the store has was measured by whoever led; a standby may have waited for days.
+        self.clock.stepped()
         await self._store.feed.load()
         self.keys = await self._store.keys()
         self.live = {record.id: record for record in await self._store.live()}
@@ -65,7 +69,7 @@ class Records:
         sandbox_id: str = "",
     ) -> Record:
         """A record that takes the key, in memory only so far."""
-        now = time.time()
+        now = self.clock.now()
         ends = state is SandboxState.CLOSED
         record = Record(
             id=sandbox_id or new_id(), owner=owner, key=key, digest=digest, spec=spec, state=state,
@@ -87,9 +91,14 @@ class Records:
         self.live[record.id] = record
         self._dirty.add(record.id)
 
+    def shift(self, step: float) -> None:
+        """The clock was set: what is left of each lease stays."""
+        for record in list(self.live.values()):
+            self.put(replace(record, deadline=record.deadline + step))
+
     def step(self, record: Record, state: SandboxState, cause: str = "") -> Record:
         """The record in its next state, in memory; Conflict when that is not a step of the machine."""
-        stepped = advance(record, state, now=time.time(), cause=cause)
+        stepped = advance(record, state, now=self.clock.now(), cause=cause)
         self.put(stepped)
         self._store.feed.note(stepped)
         self.count()
@@ -97,7 +106,7 @@ class Records:
 
     def end(self, record: Record, state: SandboxState, cause: str) -> Coroutine[None, None, None]:
         """End a record, at once in memory; the awaitable returned makes it durable."""
-        ended = advance(record, state, now=time.time(), cause=cause)
+        ended = advance(record, state, now=self.clock.now(), cause=cause)
         if self.live.pop(record.id, None) is not None:
             self.tenants[tenant_of(record.owner)] -= 1
         self._dirty.discard(record.id)
@@ -106,8 +115,6 @@ class Records:
         self._metrics.inc("sandbox/ended_total", state=state.value)
         self.count()
         self._ended_lately[record.id] = ended
-        if len(self._ended_lately) > KEPT_ENDED:
-            self._ended_lately.popitem(last=False)
         return self._store.save(ended)
 
     def count(self) -> None:
@@ -119,8 +126,8 @@ class Records:
         for state in SandboxState:
             if state not in TERMINAL:
                 self._metrics.set("sandbox/state_sandboxes", counts[state], state=state.value)
-        oldest = min((record.created_at for record in self.live.values()), default=time.time())
-        self._metrics.set("sandbox/oldest_seconds", time.time() - oldest)
+        oldest = min((record.created_at for record in self.live.values()), default=self.clock.now())
+        self._metrics.set("sandbox/oldest_seconds", self.clock.now() - oldest)
 
     async def get(self, sandbox_id: str) -> Record:
         record = self.live.get(sandbox_id) or self._ended_lately.get(sandbox_id) or await self._store.get(sandbox_id)
@@ -161,7 +168,7 @@ class Records:
 
     async def purge(self) -> None:
         """Forget what ended long ago, with its keys."""
-        for key in await self._store.purge(time.time() - self._retention_s):
+        for key in await self._store.purge(self.clock.now() - self._retention_s):
             self.keys.pop(key, None)
 
     async def writing(self) -> None:
@@ -171,7 +178,9 @@ class Records:
             await self.flush()
 
     async def flush(self) -> None:
-        """Write what changed."""
+        """Write what changed, and forget what the store has by now."""
+        while len(self._ended_lately) > KEPT_ENDED:
+            self._ended_lately.popitem(last=False)
         dirty, self._dirty = self._dirty, set()
         for failed in await asyncio.gather(*map(self._write, dirty), return_exceptions=True):
             if isinstance(failed, Exception):

@@ -107,12 +107,16 @@ class Relay:
             await self._records.ready(sandbox_id)
             await self.prolong(sandbox_id, ttl_s)
             record = await self._records.ready(sandbox_id)
-        record = leases.renewed(record, now=time.time(), ttl_s=ttl_s)
+        record = leases.renewed(record, now=self._records.clock.now(), ttl_s=ttl_s)
         self._records.live[sandbox_id] = record
         if sandbox_id in self._idle_deadline:
             self._idle_deadline[sandbox_id] = record.deadline
         await self._records.save(record)
         return record
+
+    def shift(self, step: float) -> None:
+        """As of the records."""
+        self._idle_deadline = {i: deadline + step for i, deadline in self._idle_deadline.items()}
 
     def interrupt(self, sandbox_id: str) -> None:
         """Looks on their way end now, since nobody inside will answer them."""
@@ -159,7 +163,7 @@ class Relay:
                     del self.changing[sandbox_id]
 
     def _begin(self, record: Record, running_s: float) -> None:
-        now = time.time()
+        now = self._records.clock.now()
         extended = leases.extended(record, now=now)
         if self.busy[record.id] == 0:
             self._idle_deadline[record.id] = extended.deadline
@@ -173,4 +177,5 @@ class Relay:
         del self.busy[sandbox_id]
         deadline, record = self._idle_deadline.pop(sandbox_id), self._records.live.get(sandbox_id)
         if record is not None:
-            self._records.put(leases.extended(replace(record, deadline=deadline), now=time.time()))
+            ended = leases.extended(replace(record, deadline=deadline), now=self._records.clock.now())
+            self._records.put(ended)

@@ -26,6 +26,9 @@ from sandbox.verbs import Verbs
 
 log = logging.getLogger(__name__)
 
+COMPARE_S = 60.0
+"""How often the backend is asked for what it keeps."""
+
 
 class Snapshots:
     def __init__(
@@ -41,6 +44,8 @@ class Snapshots:
         self._backend, self._store, self._records, self._verbs = backend, store, records, verbs
         self._metrics, self._retention_s = metrics, retention_s
         self._rows: dict[str, SnapshotRow] = {}
+        self._compare_at = 0.0
+        """When (monotonic) to look next for what the store does not know."""
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         """Held by whoever makes or forgets one."""
 
@@ -72,7 +77,7 @@ class Snapshots:
             record = await self._records.get(sandbox_id)
             if record.state is not SandboxState.PAUSED:
                 record = await self._records.ready(sandbox_id)
-            now = time.time()
+            now = self._records.clock.now()
             row = SnapshotRow(snapshot_id, record.owner, sandbox_id, digest, SnapshotState.MAKING, now, now + ttl_s)
             if known is not None:
                 await self._undo(known)
@@ -108,7 +113,7 @@ class Snapshots:
     def _extend(self, sandbox_id: str) -> None:
         record = self._records.live.get(sandbox_id)
         if record is not None:
-            self._records.put(leases.extended(record, now=time.time()))
+            self._records.put(leases.extended(record, now=self._records.clock.now()))
 
     async def _undo(self, row: SnapshotRow) -> None:
         """There is no trace of it afterwards: its key is free."""
@@ -143,7 +148,7 @@ class Snapshots:
     async def _end(self, row: SnapshotRow) -> None:
         if row.state is SnapshotState.READY:
             await self._backend.forget_snapshot(row.id)
-            await self._put(replace(row, state=SnapshotState.ENDED, ended_at=time.time()))
+            await self._put(replace(row, state=SnapshotState.ENDED, ended_at=self._records.clock.now()))
 
     async def _put(self, row: SnapshotRow) -> None:
         await self._store.change(row, self._rows[row.id].state)
@@ -153,6 +158,14 @@ class Snapshots:
     def _count(self) -> None:
         kept = sum(row.state is SnapshotState.READY for row in self._rows.values())
         self._metrics.set("sandbox/kept_snapshots", kept)
+
+    async def shift(self, step: float) -> None:
+        """As of the records; written at once."""
+        for snapshot_id in list(self._rows):
+            async with self._lock(snapshot_id):
+                row = self._rows.get(snapshot_id)
+                if row is not None and row.state is SnapshotState.READY:
+                    await self._put(replace(row, deadline=row.deadline + step))
 
     async def sweep(self, *, everything: bool = False) -> None:
         """Forget those whose time ended, and what was left half made; with `everything`, all."""
@@ -165,9 +178,25 @@ class Snapshots:
                     await self._swept(row, everything=everything)
                 except AgentRLError as error:
                     log.warning("snapshot %s is tried again at the next sweep: %s", snapshot_id, error.message)
+        if not everything and time.monotonic() >= self._compare_at:
+            self._compare_at = time.monotonic() + COMPARE_S
+            try:
+                await self._forget_unknown()
+            except AgentRLError as error:
+                log.warning("the backend's snapshots were not compared with ours: %s", error.message)
+
+    async def _forget_unknown(self) -> None:
+        """What a backend finished for a controller that had been killed, after its row was undone."""
+        for snapshot_id in await self._backend.snapshots():
+            lock, row = self._lock(snapshot_id), self._rows.get(snapshot_id)
+            if lock.locked() or (row is not None and row.state is not SnapshotState.ENDED):
+                continue
+            async with lock:
+                log.warning("snapshot %s is not in the store: forgetting it", snapshot_id)
+                await self._backend.forget_snapshot(snapshot_id)
 
     async def _swept(self, row: SnapshotRow, *, everything: bool) -> None:
-        now = time.time()
+        now = self._records.clock.now()
         if row.state is SnapshotState.MAKING:
             await self._undo(row)
         elif row.state is SnapshotState.READY and (everything or row.deadline <= now):

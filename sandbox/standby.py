@@ -24,9 +24,9 @@ def controller_of(request: Request) -> Controller:
     """The leading controller of this process. ServiceUnavailable names the leader's URL in `detail.leader`."""
     state = request.app.state
     controller: Controller | None = state.controller
-    if controller is not None:
+    if controller is not None and controller.leads():
         return controller
-    seat = state.election.seat
+    seat = state.election.seat if controller is None else None
     leader = seat.url if seat else ""
     raise ServiceUnavailable(
         f"this sandbox controller is a standby; {f'{leader} leads' if leader else 'nobody leads yet'}",

@@ -52,6 +52,8 @@ class SandboxStore:
         self._revisions: dict[str, int] = {}
         """Last durable revision of each live record."""
         self._pending: dict[str, Record] = {}
+        self._unwritten: dict[str, Record] = {}
+        """The newest record of each sandbox that is not durable as we were given it: it is what we answer with."""
         self._waiting: list[asyncio.Future[None]] = []
         self._flusher: asyncio.Task[None] | None = None
         self._closing = False
@@ -62,7 +64,7 @@ class SandboxStore:
         ServiceUnavailable when the store is away for long; the record is written all the same once it is back.
         """
         done = asyncio.get_running_loop().create_future()
-        self._pending[record.id] = record
+        self._pending[record.id] = self._unwritten[record.id] = record
         self._waiting.append(done)
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush(), name="sandbox-store")
@@ -78,6 +80,9 @@ class SandboxStore:
             try:
                 await self._write_surely(records)
             except Exception as error:
+                for record in records:
+                    if self._unwritten.get(record.id) is record:
+                        del self._unwritten[record.id]
                 _settle(waiting, error)
             else:
                 _settle(waiting, None)
@@ -100,6 +105,8 @@ class SandboxStore:
                 await asyncio.sleep(PAUSE_S)
         self.feed.wrote(events)
         for record in records:
+            if self._unwritten.get(record.id) is record:
+                del self._unwritten[record.id]
             if record.live:
                 self._revisions[record.id] = self._revisions.get(record.id, 0) + 1
             else:
@@ -148,6 +155,9 @@ class SandboxStore:
             return {(owner, key): found for owner, key, found in await connection.execute(query)}
 
     async def get(self, sandbox_id: str) -> Record | None:
+        """The newest record that was saved, durable or not yet."""
+        if sandbox_id in self._unwritten:
+            return self._unwritten[sandbox_id]
         rows = await self._select(sandboxes.c.id == sandbox_id)
         return _record(rows[0]) if rows else None
 

@@ -78,7 +78,7 @@ class Verbs:
             if current is None or current.state is SandboxState.CLOSING:
                 raise SandboxLost(f"sandbox {sandbox_id} ended meanwhile", ran=Ran.MAYBE)
             calls = dict(list(current.calls.items())[1 - KEPT_CALLS :]) | {key: call}
-            now = time.time()
+            now = self._records.clock.now()
             moved = leases.renewed(current, now=now, ttl_s=ttl_s) if ttl_s else leases.extended(current, now=now)
             await self._records.save(self._in_state(replace(moved, calls=calls), state))
             return await self._records.get(sandbox_id)
@@ -122,8 +122,8 @@ class Verbs:
         told = 0.0
         # Again when it was renewed meanwhile: sandboxd must not end before the lease does.
         while (record := self._records.live.get(sandbox_id)) is not None and record.deadline > told:
-            told = max(record.deadline, time.time() + record.spec.ttl_s)
-            await self._relay.prolong(sandbox_id, told - time.time())
+            told = max(record.deadline, self._records.clock.now() + record.spec.ttl_s)
+            await self._relay.prolong(sandbox_id, told - self._records.clock.now())
 
     def believe(self, paused: frozenset[str], *, asked: float) -> Sequence[str]:
         """Take over who is frozen from an inventory that was asked for at `asked` (monotonic).
@@ -142,6 +142,6 @@ class Verbs:
                 self._relay.interrupt(record.id)
             elif record.state is SandboxState.PAUSED and record.id not in paused:
                 log.warning("sandbox %s was resumed at the backend", record.id)
-                self._records.step(leases.extended(record, now=time.time()), SandboxState.READY)
+                self._records.step(leases.extended(record, now=self._records.clock.now()), SandboxState.READY)
                 resumed.append(record.id)
         return resumed

@@ -82,3 +82,7 @@ class Backend(Protocol):
     async def forget_snapshot(self, snapshot_id: str) -> None:
         """Idempotent; sandboxes that were made from it go on."""
         ...
+
+    async def snapshots(self) -> frozenset[str]:
+        """Ids of all that is kept, also of what was made for a controller that did not live to see it."""
+        ...

@@ -130,12 +130,17 @@ class Command:
             return
         except OSError:
             self._stdin, self._more_stdin = memoryview(b""), False
-        if not self._stdin and self._more_stdin:
+        if self._stdin:
+            return
+        # An empty view would keep what it was a view of.
+        self._stdin = memoryview(b"")
+        if self._more_stdin:
             self.daemon.unwatch(self._stdin_fd)
-        elif not self._stdin:
+        else:
             self._end_stdin()
 
     def _end_stdin(self) -> None:
+        self._stdin = memoryview(b"")
         if self._stdin_fd >= 0:
             self.daemon.unwatch(self._stdin_fd)
             os.close(self._stdin_fd)
@@ -198,7 +203,7 @@ class Command:
         signaled, code = os.WIFSIGNALED(status), os.WEXITSTATUS(status) if os.WIFEXITED(status) else None
         word = "TIMEOUT" if self.timed_out else "SIGNALED" if signaled else "EXITED"
         if not self.timed_out and (code == 137 or (signaled and os.WTERMSIG(status) == signal.SIGKILL)):
-            word = "OOM" if self.daemon.oom_kills() > self._ooms_before else word
+            word = "OOM" if self.daemon.took_oom(self._ooms_before) else word
         number = os.WTERMSIG(status) if signaled else int(signal.SIGKILL) if word == "OOM" else None
         return word, code if word == "EXITED" else None, number
 

@@ -38,18 +38,25 @@ class Egress:
             inner, _ = self._listener.accept()
         except OSError:
             return
-        outer = socket.socket(socket.AF_UNIX)
         try:
-            if self.pairs >= MOST:
-                raise OSError("too many connections")
-            outer.setblocking(False)
-            outer.connect(self._proxy)
+            outer = self._reach()
         except OSError:
             # The controller is away, or busy: the task sees a closed connection and may try again.
             inner.close()
-            outer.close()
             return
         Pair(self._daemon, self, inner, outer)
+
+    def _reach(self) -> socket.socket:
+        if self.pairs >= MOST:
+            raise OSError("too many connections")
+        outer = socket.socket(socket.AF_UNIX)
+        try:
+            outer.setblocking(False)
+            outer.connect(self._proxy)
+        except OSError:
+            outer.close()
+            raise
+        return outer
 
 
 class Pair:

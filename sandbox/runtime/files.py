@@ -6,12 +6,15 @@ the folder that it is unpacked in. Standard library only, Python 3.7+.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
 import stat
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
+from sandbox.runtime.archives import PIECE, packed
 from sandbox.runtime.wire import MAX_BODY, Refused
 
 if TYPE_CHECKING:
@@ -42,15 +45,14 @@ class Files:
     def route(self, connection: Connection, route: str, query: dict[str, str], body: bytes) -> None:
         path = query["path"]
         if route == "GET /files":
-            size, data = self._read(path, int(query.get("offset", "0")), int(query.get("length", "-1")))
-            digest = hashlib.sha256(data).hexdigest()
-            connection.reply(200, data, BINARY, f"x-sha256: {digest}\r\nx-size: {size}\r\n")
+            size, pieces = self._read(path, int(query.get("offset", "0")), int(query.get("length", "-1")))
+            connection.stream(pieces, BINARY, f"x-size: {size}\r\n")
         elif route == "PUT /files":
             check_digest(path, body, query.get("sha256", ""))
             self._write(path, body, int(query.get("mode", "420")))
             connection.reply(200, b"{}")
         elif route == "GET /tar":
-            connection.reply(200, self._pack(path), BINARY)
+            connection.stream(self._pack(path), BINARY)
         elif route == "PUT /tar":
             check_digest(path, body, query.get("sha256", ""))
             self._unpack(path, body)
@@ -92,20 +94,35 @@ class Files:
             raise refused(path, "not a regular file")
         return fd
 
-    def _read(self, path: str, offset: int, length: int) -> tuple[int, bytes]:
+    def _read(self, path: str, offset: int, length: int) -> tuple[int, Generator[bytes, None, None]]:
         """The file's size, and its bytes from `offset` on, `length` at most; all when that is negative."""
         if offset < 0:
             raise ValueError("offset must not be negative")
         try:
-            with os.fdopen(self._open(path, self.real(path), os.O_RDONLY), "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(offset)
-                data = file.read(MAX_BODY + 1 if length < 0 else min(length, MAX_BODY + 1))
+            fd = self._open(path, self.real(path), os.O_RDONLY)
         except OSError as error:
             raise refused(path, str(error.strerror)) from None
-        if len(data) > MAX_BODY:
-            raise refused(path, f"larger than {MAX_BODY} bytes: read it by ranges", 413)
-        return size, data
+        most = MAX_BODY + 1 if length < 0 else min(length, MAX_BODY + 1)
+        return os.fstat(fd).st_size, self._pieces(path, fd, offset, most)
+
+    def _pieces(self, path: str, fd: int, offset: int, most: int) -> Generator[bytes, None, None]:
+        """At most `most` bytes of an open file, which is closed then."""
+        left = most
+        try:
+            with os.fdopen(fd, "rb", buffering=0) as file:
+                file.seek(offset)
+                # Told before anything is sent, if that is known; but a file may grow, and those of /proc have no size.
+                if min(most, os.fstat(fd).st_size - offset) <= MAX_BODY:
+                    data = file.read(min(PIECE, left))
+                    while data:
+                        left -= len(data)
+                        yield data
+                        data = file.read(min(PIECE, left))
+                    if most - left <= MAX_BODY:
+                        return
+        except OSError as error:
+            raise refused(path, str(error.strerror)) from None
+        raise refused(path, f"larger than {MAX_BODY} bytes: read it by ranges", 413)
 
     def _write(self, path: str, data: bytes, mode: int) -> None:
         try:
@@ -126,25 +143,11 @@ class Files:
 
     # --- folders -------------------------------------------------------------------------------
 
-    def _pack(self, path: str) -> bytes:
-        """A folder, or a file, as tar; symlinks as such, devices and sockets left out."""
-        import tarfile  # only here, since few sandboxes need it and all would pay for it in memory
-
-        # Names of owners would be asked of libc, which loads what a task may have named in nsswitch.conf.
-        vars(tarfile).update(grp=None, pwd=None)
-        real, buffer = self.real(path), io.BytesIO()
-
-        def chosen(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-            if buffer.tell() + member.size > MAX_BODY:
-                raise refused(path, f"larger than {MAX_BODY} bytes as tar", 413)
-            return member if member.isreg() or member.isdir() or member.issym() or member.islnk() else None
-
+    def _pack(self, path: str) -> Generator[bytes, None, None]:
         try:
-            with tarfile.open(fileobj=buffer, mode="w") as archive:
-                archive.add(real, arcname="." if os.path.isdir(real) else os.path.basename(real), filter=chosen)
+            yield from packed(self.real(path), MAX_BODY)
         except OSError as error:
-            raise refused(path, str(error.strerror or error)) from None
-        return buffer.getvalue()
+            raise refused(path, str(error.strerror), 413 if error.errno == errno.EFBIG else 404) from None
 
     def _unpack(self, path: str, data: bytes) -> None:
         """An archive into a folder, which is made. Names and kinds are checked before anything is written."""

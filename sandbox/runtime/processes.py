@@ -71,7 +71,8 @@ def marker_of(pid: int) -> str | None:
         return None
     for pair in environ.split(b"\0"):
         if pair.startswith(MARKER.encode() + b"="):
-            return pair.partition(b"=")[2].decode()
+            # A task may have put anything there.
+            return pair.partition(b"=")[2].decode(errors="replace")
     return None
 
 

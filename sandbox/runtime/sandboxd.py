@@ -39,7 +39,7 @@ from sandbox.runtime.processes import (
     spawn,
 )
 from sandbox.runtime.shells import Shells, Turn
-from sandbox.runtime.wire import Connection, Refused
+from sandbox.runtime.wire import Connection, Refused, failure
 
 C = TypeVar("C", bound=Command)
 
@@ -49,6 +49,8 @@ GRACE_S = 5.0
 """Seconds after the lease's end until the sandbox ends itself; the controller closes it before."""
 KEPT_RESULTS, KEPT_BYTES = 512, 8 << 20
 """How many answers stay for replay, and their bytes; older ones are forgotten, their keys are not."""
+LONGEST_SLEEP_S = 3600.0
+"""Of the loop; the kernel takes no waits of more than 24 days."""
 LEASE_ENDED = 3
 """Exit code when the lease ended."""
 
@@ -92,6 +94,8 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._listener = listener
         self._oom_counter = config.oom_counter if config.oom_counter >= 0 else oom_counter()
+        self._ooms_told = 0
+        """Kills for memory that were some command's end."""
         self.files = Files(config)
         self.background = Background(self)
         self.shells = Shells(self)
@@ -137,7 +141,7 @@ class Daemon:
                 self.background.answer_polls(now)
             deadlines = [c.deadline for c in self.running.values()] + [poll.deadline for poll in polls]
             wake = min([self._lease + GRACE_S, *deadlines])
-            for key, _ in self._selector.select(max(0.0, wake - time.monotonic()) + 0.001):
+            for key, _ in self._selector.select(min(max(0.0, wake - time.monotonic()) + 0.001, LONGEST_SLEEP_S)):
                 # A call before this one may have closed the descriptor, and another may have its number by now.
                 if self._selector.get_map().get(key.fd) == key:
                     key.data()
@@ -151,7 +155,8 @@ class Daemon:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except BlockingIOError:
+        except OSError:
+            # It left again, or we have as many descriptors as we may.
             return
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -190,6 +195,8 @@ class Daemon:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"{method} {url.path}: {type(error).__name__}: {error}"
             connection.reply(400, Refused(400, "BAD_REQUEST", f"sandboxd: {why}").body)
+        except Exception as error:
+            connection.reply(500, failure(f"{method} {url.path}", error).body)
 
     def _route(
         self, connection: Connection, route: str, query: dict[str, str], headers: dict[str, str], body: bytes
@@ -321,6 +328,14 @@ class Daemon:
     def oom_kills(self) -> int:
         """How often the kernel killed for memory here so far."""
         return oom_kills(self._oom_counter)
+
+    def took_oom(self, before: int) -> bool:
+        """Whether a command that was killed, and began at the count `before`, was so for memory; a kill counts once."""
+        told = max(self._ooms_told, before)
+        if self.oom_kills() <= told:
+            return False
+        self._ooms_told = told + 1
+        return True
 
     def _open_oom_score(self) -> int:
         try:

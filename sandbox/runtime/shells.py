@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LINE = "command eval {} </dev/null 3>&-; printf '{} %d\\n' \"$?\" >&3\n"
 """What the shell is given: `command` keeps a syntax error from ending it; 3 is the status channel, closed for tasks.
 The status comes with the command's number, so that nothing else that is written there counts."""
+KEPT_ENDED = 8
+"""How many shells that ended are remembered; of older ones only the keys."""
 KEPT_TURNS = 16
 """How many results of a shell stay for replay; of older ones only the keys."""
 
@@ -81,6 +83,8 @@ class Shell(Process):
     def run(self, key: str, digest: str, request: dict[str, Any]) -> Turn:
         if self.turn is not None:
             raise Refused(409, "CONFLICT", f"shell {self.key!r} still runs a command")
+        if "\0" in request["command"]:
+            raise ValueError("embedded null byte")
         command, cap = request["command"], int(request.get("cap_bytes", 1 << 20))
         timeout_s = float(request.get("timeout_s", 30.0))
         for stream in self.streams:
@@ -114,12 +118,13 @@ class Shell(Process):
                 continue
         # A command that timed out this very moment ends with its shell.
         if not self.timed_out:
-            oom = code == 137 and self.daemon.oom_kills() > self._ooms_before
+            oom = code == 137 and self.daemon.took_oom(self._ooms_before)
             self._end_turn(("OOM", None, 9) if oom else ("EXITED", code, None))
 
     def finish(self) -> None:
         super().finish()
         self._end_turn(self._verdict)
+        self.daemon.shells.forget()
 
     def _end_turn(self, verdict: tuple[str, int | None, int | None]) -> None:
         turn, self.turn = self.turn, None
@@ -145,6 +150,7 @@ class Shells:
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
         self._known: dict[str, Shell] = {}
+        self._forgotten: dict[str, None] = {}
 
     def route(self, connection: Connection, method: str, path: str, key: str, body: bytes) -> None:
         _, _, name, action = (path + "///").split("/")[:4]
@@ -154,6 +160,8 @@ class Shells:
         if not name and route == "POST ":
             shell = self._open(key, body)
             connection.reply(200, json.dumps(shell.view()).encode())
+        elif name in self._forgotten:
+            raise _long_ended(name)
         elif name in self._known and route == "GET ":
             connection.reply(200, json.dumps(self._known[name].view()).encode())
         elif name in self._known and route == "POST exec":
@@ -167,6 +175,8 @@ class Shells:
     def _open(self, key: str, body: bytes) -> Shell:
         digest = hashlib.sha256(body).hexdigest()
         known = self._known.get(key)
+        if key in self._forgotten:
+            raise _long_ended(key)
         if known is None:
             known = self._known[key] = self._daemon.launch(Shell, key, digest, json.loads(body))
         elif known.digest != digest:
@@ -184,3 +194,14 @@ class Shells:
         elif known.digest != digest:
             raise Refused(409, "CONFLICT", f"exec key {key!r} was used with another request: take a fresh key")
         return known
+
+    def forget(self) -> None:
+        """Keep of the ended ones the newest only."""
+        ended = [key for key, shell in self._known.items() if shell.answer]
+        for key in ended[: max(0, len(ended) - KEPT_ENDED)]:
+            del self._known[key]
+            self._forgotten[key] = None
+
+
+def _long_ended(key: str) -> Refused:
+    return Refused(410, "SANDBOX", f"shell {key!r} ended, and what ran in it is no longer kept", "infra", "maybe")

@@ -7,9 +7,11 @@ Standard library only, Python 3.7+.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import selectors
 import socket
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,6 +43,11 @@ class Refused(Exception):
         self.body = json.dumps({"error": dict(error, retryable=False, detail={})}).encode()
 
 
+def failure(what: str, error: Exception) -> Refused:
+    """What one request ran into, such as a lack of memory: the sandbox goes on."""
+    return Refused(500, "SANDBOX", f"sandboxd: {what}: {type(error).__name__}: {error}", "infra", "maybe")
+
+
 class Connection:
     """One HTTP/1.1 connection; its requests are answered in turn."""
 
@@ -50,6 +57,8 @@ class Connection:
         self._inbox, self._outbox = bytearray(), memoryview(b"")
         self._head: tuple[str, str, dict[str, str], int, int] | None = None
         self._busy = False
+        self._pieces: Generator[bytes, None, None] | None = None
+        """What is still to be sent of an answer."""
         sock.setblocking(False)
         daemon.watch(sock.fileno(), selectors.EVENT_READ, self._readable)
 
@@ -99,6 +108,34 @@ class Connection:
         self._outbox = memoryview(head + body)
         self._send()
 
+    def stream(self, pieces: Generator[bytes, None, None], kind: str, extra: str = "") -> None:
+        """A success in pieces, of which few are in memory at a time. Its digest comes last, as a trailer; an `x-error`
+        with status and body does where something went wrong after the beginning, which counts for nothing then."""
+        first, second = next(pieces, b""), next(pieces, None)
+        if second is None:
+            self.reply(200, first, kind, f"x-sha256: {hashlib.sha256(first).hexdigest()}\r\n{extra}")
+            return
+        self._pieces, self._digest = pieces, hashlib.sha256()
+        head = f"HTTP/1.1 200 -\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n{extra}\r\n".encode()
+        self._outbox = memoryview(head + self._chunk(first) + self._chunk(second))
+        self._send()
+
+    def _chunk(self, piece: bytes) -> bytes:
+        self._digest.update(piece)
+        return b"%x\r\n" % len(piece) + piece + b"\r\n"
+
+    def _next_chunk(self, pieces: Generator[bytes, None, None]) -> bytes:
+        try:
+            piece = next(pieces, None)
+            if piece is not None:
+                return self._chunk(piece)
+            last = f"x-sha256: {self._digest.hexdigest()}"
+        except Exception as error:
+            refusal = error if isinstance(error, Refused) else failure("an answer in pieces", error)
+            last = f"x-error: {refusal.status} {refusal.body.decode()}"
+        self._pieces, self._busy = None, False
+        return f"0\r\n{last}\r\n\r\n".encode()
+
     def _send(self) -> None:
         try:
             while self._outbox:
@@ -109,10 +146,20 @@ class Connection:
         except OSError:
             self.close()
             return
+        # An empty view would keep what it was a view of.
+        self._outbox = memoryview(b"")
+        if self._pieces is not None:
+            # The loop has a turn between any two.
+            self._outbox = memoryview(self._next_chunk(self._pieces))
+            self.daemon.watch(self.sock.fileno(), selectors.EVENT_WRITE, self._send)
+            return
         self.daemon.watch(self.sock.fileno(), selectors.EVENT_READ, self._readable)
         self._advance()
 
     def close(self) -> None:
+        if self._pieces is not None:
+            self._pieces.close()
+            self._pieces = None
         if self.waiting_for is not None:
             self.waiting_for.waiters.remove(self)
             self.waiting_for = None

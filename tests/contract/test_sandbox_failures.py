@@ -111,6 +111,12 @@ async def test_a_command_killed_for_memory_is_oom(client: SandboxClient, python:
         # An earlier kill for memory does not make this one so.
         killed = await sandbox.exec(sh("kill -9 $$"))
         assert (killed.status, killed.signal) == ("SIGNALED", 9)
+        # Nor does that of another command at the same time.
+        waiting = "while [ ! -e done ]; do sleep 0.02; done; kill -9 $$"
+        beside = asyncio.create_task(sandbox.exec(sh(waiting)))
+        eaten = await sandbox.exec(ExecRequest(argv=("python3", "-c", EAT)))
+        await sandbox.write("done", b"")
+        assert (eaten.status, (await beside).status) == ("OOM", "SIGNALED")
 
 
 async def test_memory_that_no_kill_frees_ends_the_sandbox_with_that_cause(

@@ -10,8 +10,50 @@ import pytest
 from sandboxes import sh
 
 from agentrl.core.errors import Blame, Ran, SandboxFileError
-from agentrl.core.types import ExecRequest
+from agentrl.core.types import ExecRequest, SandboxLimits, SandboxSpec
 from sandbox.client import RemoteSandbox, SandboxClient
+
+ODD = r"""
+import os
+os.mkdir("odd")
+os.chdir("odd")
+for name in (b"\xff\xfe", b"new\nline", b"a" * 255, b"\xc3\xa9" * 120, b"-rf", b" sp ", b"back\\slash", b"..x"):
+    with open(name, "wb") as file:
+        file.write(name)
+    os.link(name, name[:200] + b".hard")
+    os.symlink(name, name[:200] + b".soft")
+    os.mkdir(name[:200] + b".folder")
+os.symlink("/nowhere/" + "x" * 900, "dangling")
+os.mkfifo("pipe")
+open("empty", "w").close()
+with open("sparse", "wb") as file:
+    file.truncate(3 << 20)
+os.utime("empty", (-5, -5))
+os.utime("sparse", (1 << 34, 1 << 34))
+os.makedirs("d/e/e/p")
+"""
+"""Makes a folder of what is seldom in one."""
+LOOK = r"""
+import hashlib, os, stat, sys
+os.chdir(sys.argv[1])
+left, seen = [b"."], []
+while left:
+    folder = left.pop()
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        kind = stat.S_IFMT(os.lstat(path).st_mode)
+        if kind == stat.S_IFDIR:
+            left.append(path)
+        if kind != stat.S_IFIFO:
+            whole = b""
+            if kind == stat.S_IFREG:
+                whole = open(path, "rb").read()
+            if kind == stat.S_IFLNK:
+                whole = os.readlink(path)
+            seen.append((path, kind, whole))
+print(len(seen), hashlib.sha256(repr(sorted(seen)).encode()).hexdigest())
+"""
+"""Prints what a folder holds."""
 
 
 def archive(*members: tarfile.TarInfo, content: bytes = b"") -> bytes:
@@ -69,6 +111,46 @@ async def test_an_archive_that_leads_out_of_its_folder_is_refused(
     assert (refused.value.blame, refused.value.ran) == (Blame.AGENT, Ran.NO)
     found = await sandbox.exec(sh("ls escape /tmp/escape /escape"))
     assert (found.exit_code != 0, found.stdout) == (True, b"")
+
+
+async def test_a_folder_and_a_file_larger_than_the_memory_that_is_left(client: SandboxClient) -> None:
+    spec = SandboxSpec(limits=SandboxLimits(memory_mb=64, disk_mb=160), ttl_s=120.0)
+    async with client.acquire(spec, owner="test", key="small") as small:
+        made = await small.exec(sh("mkdir up; head -c 100000000 /dev/urandom >up/a; echo b >up/b; sha256sum <up/a"))
+        assert made.exit_code == 0, made
+        with tarfile.open(fileobj=io.BytesIO(await small.download_tar("up"))) as tar:
+            content = tar.extractfile("./a")
+            assert content is not None
+            assert hashlib.file_digest(content, "sha256").hexdigest() == made.stdout.decode().split()[0]
+            assert tar.getnames() == [".", "./a", "./b"]
+        data = await small.read("up/a")
+        assert hashlib.sha256(data).hexdigest() == made.stdout.decode().split()[0]
+
+
+async def test_odd_folders_go_down_and_up(sandbox: RemoteSandbox) -> None:
+    made = await sandbox.exec(ExecRequest(argv=("python3", "-c", ODD)))
+    assert made.exit_code == 0, made
+    await sandbox.upload_tar("again", await sandbox.download_tar("odd"))
+    one, two = [await sandbox.exec(ExecRequest(argv=("python3", "-c", LOOK, name))) for name in ("odd", "again")]
+    assert one.stdout.split()[0] == b"39", one
+    assert one.stdout == two.stdout
+
+
+async def test_a_folder_is_deeper_than_python_recurses(sandbox: RemoteSandbox) -> None:
+    await sandbox.exec(sh("p=d; for i in $(seq 1200); do p=$p/d; done; mkdir -p $p"))
+    with tarfile.open(fileobj=io.BytesIO(await sandbox.download_tar("d"))) as tar:
+        assert len(tar.getnames()) == 1201
+    assert (await sandbox.exec(sh("echo on"))).stdout == b"on\n"
+
+
+async def test_what_cannot_be_read_is_named(sandbox: RemoteSandbox) -> None:
+    await sandbox.exec(sh("mkdir up; head -c 600000 /dev/zero >up/a; mkfifo up/b; echo x >up/c; chmod 0 up/c"))
+    if (await sandbox.exec(sh("cat up/c"))).exit_code == 0:
+        # As root with its capabilities one may read everything.
+        assert len(await sandbox.download_tar("up")) > 600_000
+        return
+    with pytest.raises(SandboxFileError, match=r"\./c: Permission denied"):
+        await sandbox.download_tar("up")
 
 
 async def test_symlinks_do_not_lead_relative_paths_out(sandbox: RemoteSandbox) -> None:

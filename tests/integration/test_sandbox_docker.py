@@ -19,7 +19,15 @@ from agentrl.core.config import DockerConfig, SandboxConfig
 from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, Unsupported
 from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
 from sandbox.backends.docker.backend import DockerBackend
-from sandbox.backends.docker.container import CONTROLLER, OWNER, RUNTIME, SANDBOX, without_quotas
+from sandbox.backends.docker.container import (
+    CONTROLLER,
+    OWNER,
+    REPOSITORY,
+    RUNTIME,
+    SANDBOX,
+    SNAPSHOT,
+    without_quotas,
+)
 from sandbox.backends.docker.elsewhere import KEPT
 from sandbox.backends.docker.engine import Engine
 from sandbox.runtime.interpreter import LOADER
@@ -349,6 +357,25 @@ async def test_a_build_without_a_dockerfile_is_refused_at_the_start(tmp_path: Pa
     backend = DockerBackend(tmp_path, config.model_copy(update={"builds": {"tools": str(tmp_path)}}))
     with pytest.raises(ConfigError, match="there is no file"):
         await backend.start(lambda sandbox_id, cause: None)
+
+
+async def test_an_image_that_was_committed_for_a_killed_controller_goes(
+    client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.snapshots.COMPARE_S", 0.0)
+    async with (
+        service(tmp_path, sandbox_config("docker")) as sandboxes,
+        sandboxes.acquire(SandboxSpec(), owner="test", key="k") as sandbox,
+    ):
+        kept = await sandbox.snapshot()
+        (container,) = client.containers.list(filters={"label": f"{SANDBOX}={sandbox.id}"})
+        controller = container.labels[CONTROLLER]
+        label = f"LABEL {CONTROLLER}={controller} {SNAPSHOT}=snap-late"
+        container.commit(REPOSITORY, "snap-late", changes=label, pause=False)
+        await sandboxes.sweep()
+        left = client.images.list(filters={"label": f"{CONTROLLER}={controller}"})
+        assert [tag for image in left for tag in image.tags] == [f"{REPOSITORY}:{kept.id}"]
+        await sandboxes.forget_snapshot(kept.id)
 
 
 @pytest.mark.parametrize("disk", ["tmpfs", "unlimited"])

@@ -14,7 +14,7 @@ from sandboxes import NO_NAMESPACES, TOKEN, ControllerProcess, sandbox_config, s
 
 from agentrl.core.errors import ConfigError
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import ExecRequest, ExecResult, SandboxSpec
+from agentrl.core.types import ExecRequest, ExecResult, ProcessRequest, SandboxSpec
 from sandbox.backends.docker.backend import DockerBackend
 from sandbox.client import RemoteSandbox, SandboxClient
 from sandbox.egress import EgressProxy
@@ -36,6 +36,17 @@ try:
     print("connected")
 except OSError:
     print("refused")
+"""
+
+HOLD = """
+import select, socket, time
+held = [socket.create_connection(("127.0.0.1", 3128)) for _ in range(20)]
+until = time.time() + 3
+while time.time() < until:
+    closed = select.select(held, [], [], 0)[0]
+    time.sleep(0.05)
+print(20 - len(closed), "of 20", flush=True)
+time.sleep(60)
 """
 
 
@@ -90,6 +101,26 @@ async def test_an_adopted_sandbox_still_gets_out(backend: str, server: int, tmp_
         assert got.stdout.decode().strip() == hashlib.sha256(DATA).hexdigest()
     await client.close()
     await process.signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("backend", ["local", "docker"])
+async def test_one_sandbox_cannot_take_all_connections(
+    backend: str, server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.egress.MOST", 8)
+    config, spec = (
+        sandbox_config(backend, egress=(f"127.0.0.1:{server}",)),
+        SandboxSpec(env={"NO_PROXY": "", "no_proxy": ""}),
+    )
+    async with (
+        service(tmp_path, config) as client,
+        client.acquire(spec, owner="test", key="greedy") as greedy,
+        client.acquire(spec, owner="test", key="other") as other,
+        greedy.running(ProcessRequest(argv=("python3", "-c", HOLD))) as holding,
+    ):
+        assert (await anext(holding.output())).data == b"4 of 20\n"
+        got = await python(other, GET, f"http://127.0.0.1:{server}/x")
+        assert got.stdout.decode().strip() == hashlib.sha256(DATA).hexdigest()
 
 
 async def test_without_namespaces_it_is_refused(tmp_path: Path) -> None:

@@ -44,8 +44,10 @@ async def test_one_of_two_leads_until_it_resigns_or_is_silent(databases: tuple[D
     assert not any(run.done() for run in waiting), "a leader that renews keeps its seat"
     assert follower.seat is not None
     assert follower.seat.url == ("http://0" if leader is one else "http://1")
+    assert (leader.leads, follower.leads) == (True, False)
     holding.cancel()
     await asyncio.gather(*waiting)
+    assert (leader.leads, follower.leads) == (False, True), "known before it asked"
     await leader.hold(lost.set)
     assert lost.is_set(), "who was silent for a lease finds out that another leads"
     await follower.resign()
@@ -81,8 +83,11 @@ async def test_a_standby_tells_who_leads_and_takes_over_with_every_sandbox(tmp_p
     await leads(standby)
     third = SandboxClient(second.url, token=TOKEN, patience_s=60.0)
     assert (await third.handle(made.id).exec(sh("echo third"))).stdout == b"third\n"
+    since = await third.create(SandboxSpec(), owner="o", key="since")
     os.kill(first.pid, signal.SIGCONT)
     assert await first.wait() == LOST_LEADERSHIP, "a leader that slept through its lease ends"
+    assert (await third.handle(since.id).exec(sh("echo left"))).stdout == b"left\n", "it swept nothing on its way out"
+    await third.handle(since.id).close()
     await third.handle(made.id).close()
     assert not fork_server(tmp_path).children()
     await second.signal(signal.SIGTERM)

@@ -93,6 +93,11 @@ class PlacingBackend:
         await self._does("forget_snapshot", snapshot_id)
         self.kept.pop(snapshot_id, None)
 
+    async def snapshots(self) -> frozenset[str]:
+        found = frozenset(self.kept)
+        await self._does("snapshots", "")
+        return found
+
     async def _does(self, operation: str, what: str) -> None:
         exclusive = what and operation != "create"
         if exclusive:

@@ -43,7 +43,7 @@ from sandbox.backends.docker.engine import Engine, is_absent
 from sandbox.backends.docker.handoff import Handoff, listens
 from sandbox.backends.docker.images import Images
 from sandbox.backends.docker.keeping import Keeper
-from sandbox.channel import Channel, Stream
+from sandbox.channel import Channel, Stream, connect_unix
 from sandbox.egress import EgressProxy, environment
 
 log = logging.getLogger(__name__)
@@ -354,7 +354,7 @@ class DockerBackend:
             if elsewhere is not None:
                 return await elsewhere.connect(f"agentrl-{sandbox_id}")
             # Reached through the descriptor, a socket's address stays short however long the folder's path is.
-            return await asyncio.open_unix_connection(f"/proc/self/fd/{self._folder_fd}/{sandbox_id}.sock")
+            return await connect_unix(f"/proc/self/fd/{self._folder_fd}/{sandbox_id}.sock")
 
         return Channel(sandbox_id, connect, token="" if elsewhere is None else elsewhere.token(sandbox_id))
 
@@ -376,6 +376,9 @@ class DockerBackend:
 
     async def forget_snapshot(self, snapshot_id: str) -> None:
         await self.keeper.forget(snapshot_id)
+
+    async def snapshots(self) -> frozenset[str]:
+        return await self.keeper.kept()
 
     def _container(self, sandbox_id: str) -> str:
         container = self._ends.containers.get(sandbox_id)

@@ -95,6 +95,11 @@ class Keeper:
         for path in self._archives(snapshot_id):
             path.unlink(missing_ok=True)
 
+    async def kept(self) -> frozenset[str]:
+        """Ids of the snapshots that the engine has, forgotten ones that sandboxes still use left out."""
+        images = await self._engine.call("images", filters={"label": self._labels})
+        return frozenset(image["Labels"][SNAPSHOT] for image in images if image["RepoTags"])
+
     async def clear(self) -> None:
         """Remove images of snapshots that were forgotten, as far as nobody uses them any more."""
         if self._lingering:

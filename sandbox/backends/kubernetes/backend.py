@@ -271,6 +271,9 @@ class KubernetesBackend:
     async def forget_snapshot(self, snapshot_id: str) -> None:
         """There are none."""
 
+    async def snapshots(self) -> frozenset[str]:
+        return frozenset()
+
     # --- how a pod comes to serve --------------------------------------------------------------
 
     async def _started(self, sandbox_id: str) -> None:

@@ -19,7 +19,7 @@ from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
 from sandbox.backends.local.birth import EGRESS, PROXY
 from sandbox.backends.local.peers import SOCKET
-from sandbox.channel import Channel, Stream
+from sandbox.channel import Channel, Stream, connect_unix
 from sandbox.egress import EgressProxy, environment
 
 log = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class LocalBackend:
             raise SandboxError(f"the fork server in {self.folder} did not start: {log_end}", ran=Ran.NO)
 
     async def _open(self, name: str) -> Stream:
-        return await asyncio.open_unix_connection(f"/proc/self/fd/{self._folder_fd}/{name}", limit=LINE)
+        return await connect_unix(f"/proc/self/fd/{self._folder_fd}/{name}", limit=LINE)
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
@@ -209,6 +209,9 @@ class LocalBackend:
 
     async def forget_snapshot(self, snapshot_id: str) -> None:
         await self._ask("forget", snapshot=snapshot_id)
+
+    async def snapshots(self) -> frozenset[str]:
+        return frozenset(path.name.partition(".")[0] for path in (self.folder / "snapshots").glob("*.tar*"))
 
     async def stop(self) -> None:
         self._placed = set()

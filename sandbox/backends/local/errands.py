@@ -66,7 +66,7 @@ def thaw(ground: Ground, name: str, pid: int) -> None:
 def snapshot(ground: Ground, name: str, pid: int, *, frozen: bool, path: str, limit: int) -> None:
     """Pack what the sandbox wrote into a new file at `path`; `frozen` says whether it stands still already."""
     os.makedirs(os.path.dirname(path), exist_ok=True, mode=0o700)
-    part = f"{path}.part"
+    part = layers.part_of(path)
     if not frozen:
         freeze(ground, name, pid)
     try:

@@ -12,14 +12,14 @@ import functools
 import gc
 import os
 import selectors
-import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
-from sandbox.backends.local import cgroups, errands, isolation
+from sandbox.backends.local import cgroups, errands, isolation, layers
 from sandbox.backends.local import kernel as k
 from sandbox.backends.local.birth import Ground, become
 from sandbox.backends.local.child import Child, Done, cause_of
@@ -109,6 +109,8 @@ class ForkServer:
         self._peers.add(Peer(self, sock))
 
     def disconnected(self, peer: Peer) -> None:
+        if peer not in self._peers:
+            return
         self._selector.unregister(peer.sock.fileno())
         peer.sock.close()
         self._peers.discard(peer)
@@ -263,8 +265,11 @@ class ForkServer:
         if snapshot_id in self._packing:
             self._packing[snapshot_id].append(done)
             return
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._ground.snapshot(snapshot_id))
+        path = self._ground.snapshot(snapshot_id)
+        # Whoever packed may have been killed halfway.
+        for each in (path, layers.part_of(path)):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(each)
         done("")
 
     def _errand(self, work: Callable[[], None], done: Done) -> None:
@@ -292,7 +297,9 @@ class ForkServer:
         if (child.frozen or self._errands) and self._cgroups is not None and self._cgroups.can_freeze:
             if not self.why_not:
                 os.kill(child.pid, signal.SIGKILL)
-            self._cgroups.thaw(child.name)
+            # One that has just begun has no cgroup yet.
+            with contextlib.suppress(FileNotFoundError):
+                self._cgroups.thaw(child.name)
 
     def _thaw_forgotten(self) -> None:
         """A lease ends also for one that stands still: after it, without a controller, its sandboxd ends it."""
@@ -351,14 +358,15 @@ class ForkServer:
             self._ended[child.name] = cause
             while len(self._ended) > KEPT_CAUSES:
                 del self._ended[next(iter(self._ended))]
-            for peer in self._peers:
+            for peer in list(self._peers):
                 peer.send({"ended": child.name, "cause": cause})
 
     def _remove_traces(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{name}.sock")
-        if self.why_not:
-            shutil.rmtree(name, ignore_errors=True)
+        if self.why_not and os.path.exists(name):
+            # Python would recurse, and stop at folders that a task closed to itself.
+            subprocess.run(["sh", "-c", 'chmod -R u+rwx "$0"; rm -rf "$0"', f"./{name}"], check=False)
 
 
 def main() -> None:

@@ -12,35 +12,39 @@ import stat
 import tarfile
 from typing import IO
 
+from sandbox.runtime.archives import walk
+
 KEPT = frozenset({stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFIFO})
 """Not sockets, which are nothing without their processes, nor devices."""
+MTIME_NS = "AGENTRL.mtime_ns"
+"""Header with the time of the last change, in nanoseconds since 1970."""
+
+
+def part_of(path: str) -> str:
+    """Where an archive is until it is whole."""
+    return f"{path}.part"
 
 
 def pack(root: str, file: IO[bytes], limit: int) -> None:
     """Everything below `root`; OSError when that is more than `limit` bytes. A sparse file counts whole."""
-    device, total = os.lstat(root).st_dev, 0
+    total = 0
     with tarfile.open(fileobj=file, mode="w") as archive:
-        for folder, folders, files in os.walk(root, onerror=_fail):
-            folders[:] = sorted(n for n in folders if os.lstat(os.path.join(folder, n)).st_dev == device)
-            for name in (*folders, *files):
-                path = os.path.join(folder, name)
-                if stat.S_IFMT(os.lstat(path).st_mode) not in KEPT:
-                    continue
-                info = archive.gettarinfo(path, arcname=os.path.relpath(path, root))
-                total += info.size
-                if total > limit:
-                    raise OSError(errno.EFBIG, f"its files take more than its disk limit of {limit} bytes")
-                if info.isreg():
-                    with open(path, "rb") as content:
-                        archive.addfile(info, content)
-                else:
-                    archive.addfile(info)
+        for path, found in walk(root, device=os.lstat(root).st_dev):
+            if stat.S_IFMT(found.st_mode) not in KEPT:
+                continue
+            info = archive.gettarinfo(path, arcname=os.path.relpath(path, root))
+            # Exactly, and of any year: a number with a fraction holds neither.
+            info.mtime, info.pax_headers = 0, {MTIME_NS: str(found.st_mtime_ns)}
+            total += info.size
+            if total > limit:
+                raise OSError(errno.EFBIG, f"its files take more than its disk limit of {limit} bytes")
+            if info.isreg():
+                with open(path, "rb") as content:
+                    archive.addfile(info, content)
+            else:
+                archive.addfile(info)
     # Whoever packs may be a fork that ends without closing `file`.
     file.flush()
-
-
-def _fail(error: OSError) -> None:
-    raise error
 
 
 def unpack(root: str, file: IO[bytes], owner: int) -> None:
@@ -86,4 +90,5 @@ def _adorn(target: str, info: tarfile.TarInfo, owner: int) -> None:
         os.chown(target, new, new, follow_symlinks=False)
     if not info.issym():
         os.chmod(target, info.mode & 0o1777)
-        os.utime(target, (info.mtime, info.mtime))
+        changed = int(info.pax_headers[MTIME_NS])
+        os.utime(target, ns=(changed, changed))

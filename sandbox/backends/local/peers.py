@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SOCKET, LOCK = "forkserver.sock", "forkserver.lock"
 LOCK_S = 10.0
+SEND_S = 3.0
+"""How long a controller may take to read what it is told."""
 
 
 class Peer:
@@ -27,6 +29,7 @@ class Peer:
     def __init__(self, server: ForkServer, sock: socket.socket) -> None:
         self.server, self.sock = server, sock
         self._inbox = bytearray()
+        sock.settimeout(SEND_S)
         server.watch(sock.fileno(), self._readable)
 
     def _readable(self) -> None:
@@ -44,9 +47,12 @@ class Peer:
             self.server.handle(self, json.loads(line))
 
     def send(self, message: Mapping[str, Any]) -> None:
-        # Blocking is right here: messages are short, and a controller that does not read is dead.
-        with contextlib.suppress(OSError):
+        # Waiting is right here, but not for long: messages are short, and a controller that does not read is dead, or
+        # was stopped, and must not stop us for the others.
+        try:
             self.sock.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            self.server.disconnected(self)
 
 
 def bind(path: str) -> socket.socket:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +15,15 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.telemetry import Metrics
 from sandbox.egress import EgressProxy, parse_rule
 from sandbox.metrics import SPECS
+
+OTHER_USER = r"""
+import os, socket, sys
+os.seteuid(54321)
+sock = socket.socket(socket.AF_UNIX)
+sock.connect(sys.argv[1])
+sock.send(b"x\r\n\r\n")
+print(sock.recv(100))
+"""
 
 
 @pytest.fixture
@@ -119,6 +130,25 @@ async def test_one_connection_too_many_is_closed(echo: int, tmp_path: Path, monk
     for each in (writer, other):
         each.close()
     await proxy.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may connect as other users")
+async def test_one_user_cannot_take_all_connections(echo: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.egress.MOST", 8)
+    proxy = EgressProxy((f"127.0.0.1:{echo}",), Metrics(SPECS))
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        await proxy.start(f"{folder}/p")
+        held = [await asyncio.open_unix_connection(f"{folder}/p") for _ in range(4)]
+        more, _ = fifth = await asyncio.open_unix_connection(f"{folder}/p")
+        assert await more.read() == b"", "half of all are one user's"
+        other = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", OTHER_USER, f"{folder}/p", stdout=asyncio.subprocess.PIPE
+        )
+        assert b"400 Bad Request" in (await other.communicate())[0]
+        for _, writer in (*held, fifth):
+            writer.close()
+        await proxy.close()
 
 
 @pytest.mark.parametrize(

@@ -112,3 +112,9 @@ def test_two_commands_at_once_are_refused(url: str, tmp_path: Path) -> None:
     assert run(shell, "echo now", "2")["error"]["code"] == "CONFLICT"
     first.join()
     assert run(shell, "echo now", "3")["stdout"] == b"now\n"
+
+
+def test_a_command_that_a_shell_would_read_otherwise_is_refused(url: str) -> None:
+    shell = opened(url, "sh")
+    assert run(shell, "echo a\0b", "1")["error"]["code"] == "BAD_REQUEST"
+    assert run(shell, "echo a", "1")["stdout"] == b"a\n"
