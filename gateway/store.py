@@ -1,6 +1,6 @@
-"""Sessions and calls on disk. Called by `sessions` and `session`; the tables are the gateway's own.
+"""Sessions, calls and what the weight updater said of replicas, on disk. Called by `sessions`, `session` and `app`.
 
-Invariant: a row is written once and only a session's `sealed` and `flushed` ever change; what is read back
+Invariant: a call's row is written once and only a session's `sealed` and `flushed` ever change; what is read back
 equals what was written, token for token. One row a call, with the token arrays as little-endian bytes.
 """
 
@@ -24,6 +24,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    insert,
     select,
     update,
 )
@@ -63,6 +64,12 @@ nodes = Table(
     Column("prompt_delta", LargeBinary, nullable=False),
     Column("sampled", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
+)
+replicas = Table(
+    "gateway_replicas",
+    metadata,
+    Column("url", String, primary_key=True),
+    Column("accepting", Boolean, nullable=False),
 )
 
 
@@ -131,6 +138,23 @@ class SessionStore:
             await connection.execute(statement)
 
         await self._database.write(work)
+
+    async def set_accepting(self, url: str, accepting: bool) -> None:
+        """Durable on return, so that the next process sends no calls where this one was told not to."""
+        values = {"accepting": accepting}
+
+        async def work(connection: AsyncConnection) -> None:
+            known = await connection.execute(update(replicas).where(replicas.c.url == url).values(values))
+            if known.rowcount == 0:
+                await connection.execute(insert(replicas), [{"url": url, **values}])
+
+        await self._database.write(work)
+
+    async def held_back(self) -> frozenset[str]:
+        """URLs of the replicas that may take no calls until the weight updater lets them."""
+        async with self._database.read() as connection:
+            found = await connection.execute(select(replicas.c.url).where(~replicas.c.accepting))
+            return frozenset(found.scalars())
 
     async def load_tree(self, session_id: str) -> Tree:
         query = select(nodes).where(nodes.c.session_id == session_id).order_by(nodes.c.seq)
