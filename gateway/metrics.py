@@ -8,6 +8,7 @@ SPECS: tuple[MetricSpec, ...] = (
     MetricSpec(
         "gateway/calls_total", "counter", "Model calls by outcome: ok, replayed or the error's code", ("outcome",)
     ),
+    MetricSpec("gateway/unapplied_fields_total", "counter", "Fields of requests that do nothing", ("field",)),
     MetricSpec("gateway/call_seconds", "histogram", "From a call's arrival to its answer"),
     MetricSpec("gateway/engine_seconds", "histogram", "The engine's part of a call, waiting for a replica included"),
     MetricSpec("gateway/prompt_tokens_total", "counter", "Prompt tokens sent to engines"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.types import Message, Tool
@@ -33,10 +33,21 @@ class Plan:
     prompt_ids: tuple[int, ...]
     prompt_delta: tuple[int, ...]
     branch: Branch | None
+    opening: tuple[int, ...] = ()
+    """The last tokens of the prompt, when they begin the answer: the call that the harness demands."""
 
 
 def plan_call(tree: Tree, renderer: ConversationRenderer, request: CallRequest) -> Plan:
-    """Attach at the deepest call that the history begins with, or branch."""
+    """Attach at the deepest call that the history begins with, or branch; begin the tool call that is demanded."""
+    plan = _attach(tree, renderer, request)
+    if request.must_call is None:
+        return plan
+    opening = renderer.opening(request.tools, request.must_call)
+    prompt_ids, prompt_delta = plan.prompt_ids + opening, plan.prompt_delta + opening
+    return replace(plan, prompt_ids=prompt_ids, prompt_delta=prompt_delta, opening=opening)
+
+
+def _attach(tree: Tree, renderer: ConversationRenderer, request: CallRequest) -> Plan:
     root_key = _root_key(renderer, request.tools)
     match = tree.match(root_key, request.messages)
     follows = match.node.seq if match else None

@@ -51,8 +51,14 @@ async def test_a_marked_retry_replays_the_answer(start_gateway: StartGateway, sa
         first = await post(gateway, grant, BODY)
         again = await post(gateway, grant, BODY, x_stainless_retry_count="2")
         assert again["choices"] == first["choices"]
+        counted = (await gateway.admin._service.request("GET", "/metrics")).text
         (trajectory,) = await gateway.admin.seal(grant.id)
     assert sum(trajectory.loss_mask) == len(say(calls=['{"command": "ls"}']))
+    calls = [line for line in counted.splitlines() if line.startswith("agentrl_gateway_calls_total{")]
+    assert calls == [
+        'agentrl_gateway_calls_total{outcome="ok"} 1.0',
+        'agentrl_gateway_calls_total{outcome="replayed"} 1.0',
+    ]
 
 
 async def test_a_call_outlives_its_connection(start_gateway: StartGateway, say: Any) -> None:
