@@ -5,6 +5,7 @@ Invariant: every route but the harness's own needs the admin token; the harness'
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -66,7 +67,10 @@ def create_gateway_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         pool.start(await store.held_back())
+        tidying = asyncio.create_task(sessions.keep_tidy(config.keep_s))
         yield
+        tidying.cancel()
+        await asyncio.gather(tidying, return_exceptions=True)
         await sessions.close()
         await pool.close()
 

@@ -19,5 +19,8 @@ SPECS: tuple[MetricSpec, ...] = (
     MetricSpec("gateway/resubmits_total", "counter", "Parts of calls sent again, by cause", ("cause",)),
     MetricSpec("gateway/waiting_calls", "gauge", "Calls that wait for a replica"),
     MetricSpec("gateway/replicas_live", "gauge", "Replicas that answer"),
+    MetricSpec(
+        "gateway/sessions_purged_total", "counter", "Sessions deleted from the store at the end of their retention"
+    ),
     MetricSpec("gateway/sessions_live", "gauge", "Sessions held in memory"),
 )

@@ -81,6 +81,8 @@ class GatewayConfig(Section):
     max_attempts: int = Field(8, gt=0)
     """Tries of one call over replicas before it fails."""
     call_timeout_s: float = Field(120.0, gt=0)
+    keep_s: float = Field(3600.0, gt=0)
+    """How long a session's calls stay in gateway.db after its `wall_s` has passed; the buffer has its own copy."""
 
 
 class DockerConfig(Section):
