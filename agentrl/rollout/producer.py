@@ -21,6 +21,7 @@ from agentrl.rollout.acceptance import Verdict, judge
 from agentrl.rollout.dispatcher import Dispatcher, Ended, Result, Slot
 from agentrl.rollout.episode import Order, Player
 from agentrl.rollout.report import Reporter
+from agentrl.rollout.retention import prune
 from agentrl.rollout.store import EndedSlot, Issue, Store
 from agentrl.rollout.tables import EpisodeState
 from agentrl.rollout.tasks import TaskStream
@@ -48,13 +49,17 @@ class Producer:
         store: Store,
         seed: int,
         steps: int,
+        keep_steps: int,
         metrics: Metrics,
     ) -> None:
+        """`keep_steps` committed steps keep the tokens of their episodes."""
         self._config = config
         self._player = player
         self._store = store
         self._seed = seed
         self._steps = steps
+        self._keep_steps = keep_steps
+        self._pruned_to = 0
         self._dispatcher = Dispatcher(config, steps=steps)
         self._reporter = Reporter(metrics, concurrency=config.concurrency)
         self._tasks: dict[str, Task] = {}
@@ -115,6 +120,10 @@ class Producer:
         if ledger != self._dispatcher.ledger:
             self._moved = time.monotonic()
         self._dispatcher.observe(ledger)
+        over = ledger.steps - self._keep_steps
+        if over > self._pruned_to:
+            await prune(self._store.database, after=self._pruned_to, upto=over)
+            self._pruned_to = over
 
     async def _issue(self, stream: TaskStream) -> None:
         while self._dispatcher.wants_group():

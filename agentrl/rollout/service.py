@@ -26,6 +26,7 @@ from agentrl.rollout.episode import Player
 from agentrl.rollout.evaluate import evaluate, held_out
 from agentrl.rollout.metrics import SPECS
 from agentrl.rollout.producer import Producer
+from agentrl.rollout.retention import kept_steps
 from agentrl.rollout.store import Store
 
 BEFORE, AFTER = "before", "after"
@@ -82,6 +83,7 @@ class Rollout:
             store=self._store,
             seed=config.seed,
             steps=config.train.steps,
+            keep_steps=kept_steps(config),
             metrics=self._metrics,
         )
 

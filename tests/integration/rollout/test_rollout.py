@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from agentrl.core.errors import NoProgress
 from agentrl.core.http import Service, free_port
@@ -18,7 +18,7 @@ from agentrl.rollout.audit import audit
 from agentrl.rollout.evaluate import load_evaluation
 from agentrl.rollout.service import Listen, Rooms, run_rollout
 from agentrl.rollout.store import Store
-from agentrl.rollout.tables import episodes, groups, samples
+from agentrl.rollout.tables import PRUNED, claims, episodes, groups, samples
 from agentrl.testing.agent import ScriptedAgent
 from agentrl.testing.environment import PlainEnvironment
 
@@ -38,6 +38,28 @@ async def test_every_form_trains_within_its_lag(world: Any, make_config: Any, fo
     report = await audit(world.database)
     assert report.ok
     assert (report.groups["trained"], report.steps) == (12, 4)
+
+
+async def test_a_long_run_keeps_the_tokens_of_its_last_steps(world: Any, make_config: Any) -> None:
+    world.config = make_config(steps=6, keep_steps=1)
+
+    async def oldest_whole() -> int:
+        query = select(func.min(claims.c.step)).join(episodes, episodes.c.group_id == claims.c.group_id)
+        async with world.database.read() as connection:
+            return int(await connection.scalar(query.where(episodes.c.payload != PRUNED)) or 0)
+
+    async def train() -> None:
+        await world.train(steps=5)
+        # The two checkpoints that are kept go back as far as step 4.
+        async with asyncio.timeout(20):
+            while await oldest_whole() < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await world.train(after=5, version=6, steps=1)
+
+    await asyncio.gather(world.rollout().run(), train())
+    report = await audit(world.database)
+    assert report.ok, report.findings
+    assert report.steps == 6
 
 
 async def test_a_fifth_of_the_rewards_failing_leaves_no_trace_in_any_sample(
