@@ -78,6 +78,8 @@ class Producer:
     async def run(self) -> None:
         """Produce until all training steps are committed. Raises NoProgress, or what ended an episode."""
         try:
+            # First the ledger: groups that end in the restoring count against what it says.
+            await self._observe()
             stream = await self._restore()
             while True:
                 await self._observe()
