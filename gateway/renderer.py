@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from agentrl.core.errors import RequestError
 from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.types import Message, Tool
 from gateway.conversation import CallRequest, same_message
@@ -43,6 +44,11 @@ def plan_call(tree: Tree, renderer: ConversationRenderer, request: CallRequest) 
     if request.must_call is None:
         return plan
     opening = renderer.opening(request.tools, request.must_call)
+    if not opening:
+        raise RequestError(
+            f"tool_choice: calls have no common beginning in the template {renderer.fingerprint}: send auto",
+            detail={"param": "tool_choice"},
+        )
     prompt_ids, prompt_delta = plan.prompt_ids + opening, plan.prompt_delta + opening
     return replace(plan, prompt_ids=prompt_ids, prompt_delta=prompt_delta, opening=opening)
 
