@@ -26,7 +26,7 @@ from agentrl.core.errors import (
 )
 from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import Message, Provenance, Sampling, Trajectory
+from agentrl.core.types import Message, Provenance, Trajectory
 from gateway.conversation import CallRequest
 from gateway.export import check_exact, export
 from gateway.pool import ReplicaPool
@@ -89,8 +89,7 @@ class Session:
             return Begun(known, replayed=True)
         self._admit()
         plan = plan_call(self._tree, self._services.renderer, request)
-        sampling, budget = self._budget(plan, request)
-        task = asyncio.create_task(self._run(plan, request, sampling, budget))
+        task = asyncio.create_task(self._run(plan, request, self._budget(plan, request)))
         self._in_flight.add(task)
         self._sampling.add(task)
         self._retries.started(request, task)
@@ -142,8 +141,8 @@ class Session:
     def _wall_left(self) -> float:
         return self._opened_at + self.request.limits.wall_s - time.time()
 
-    def _budget(self, plan: Plan, request: CallRequest) -> tuple[Sampling, int]:
-        """The sampling that was asked for, and the new tokens that the window leaves of it."""
+    def _budget(self, plan: Plan, request: CallRequest) -> int:
+        """The new tokens that session, harness and window allow."""
         limits = self.request.limits
         if plan.turn > limits.turns:
             raise _limit(self.id, "turns", limits.turns)
@@ -154,11 +153,9 @@ class Session:
                 f"This model's maximum context length is {window} tokens. However, your messages resulted in "
                 f"{len(plan.prompt_ids)} tokens. Please reduce the length of the messages."
             )
-        own = self.request.sampling
-        sampling = own.model_copy(update={"max_tokens": min(own.max_tokens, request.max_tokens or own.max_tokens)})
-        return sampling, min(sampling.max_tokens, room)
+        return min(self.request.sampling.max_tokens, request.max_tokens or room, room)
 
-    async def _run(self, plan: Plan, request: CallRequest, sampling: Sampling, budget: int) -> Node:
+    async def _run(self, plan: Plan, request: CallRequest, budget: int) -> Node:
         services, began = self._services, time.monotonic()
         wall_left = self._wall_left()
         try:
@@ -167,7 +164,7 @@ class Session:
                     f"{self.id}-{uuid4().hex[:8]}",
                     self.id,
                     plan.prompt_ids,
-                    sampling.model_copy(update={"max_tokens": budget}),
+                    self.request.sampling.model_copy(update={"max_tokens": budget}),
                     seed=request.seed,
                     json_schema=request.json_schema,
                 )
@@ -188,11 +185,11 @@ class Session:
         finally:
             self._sampling.difference_update({asyncio.current_task()})
         services.metrics.observe("gateway/engine_seconds", time.monotonic() - began)
-        node = await self._record(plan, request, sampling, sampled)
+        node = await self._record(plan, request, sampled)
         self._count(node, len(plan.prompt_ids))
         return node
 
-    async def _record(self, plan: Plan, request: CallRequest, sampling: Sampling, sampled: Sampled) -> Node:
+    async def _record(self, plan: Plan, request: CallRequest, sampled: Sampled) -> Node:
         renderer = self._services.renderer
         completion = cut_at_stop(sampled.completion, request.stop, renderer)
         tools = request.tools if request.parse_tools else ()
@@ -215,9 +212,10 @@ class Session:
                 sampled=completion.token_ids, logprobs=completion.logprobs, versions=completion.versions,
                 finish_reason=completion.finish_reason, branch=plan.branch, digest=request.digest,
                 idempotency_key=request.idempotency_key, cached_tokens=completion.cached_tokens,
+                # The session's sampling: how many tokens a call may take says nothing about how they are drawn.
                 provenance=Provenance(
                     tokenizer=renderer.tokenizer_fingerprint, renderer=renderer.fingerprint,
-                    engine=sampled.engine, sampling=sampling,
+                    engine=sampled.engine, sampling=self.request.sampling,
                 ),
             )  # fmt: skip
             check_exact(node, plan.prompt_ids)

@@ -155,3 +155,17 @@ async def test_what_harnesses_send_by_default_is_accepted_and_noted(
         text = await metrics_of(gateway)
     found = {line.split('"')[1] for line in text.splitlines() if "unapplied_fields_total{" in line}
     assert found == {"temperature", "reasoning_effort", "other"}
+
+
+async def test_another_token_limit_in_each_call_leaves_one_trajectory(
+    start_gateway: StartGateway, connect: Any, say: Any
+) -> None:
+    async with start_gateway([ScriptedEngine([say("a"), say("b")])]) as gateway:
+        grant = await gateway.open()
+        async with connect(grant) as client:
+            history: list[Any] = [ASK]
+            for limit in (300, 200):
+                answer = await client.chat.completions.create(model="policy", messages=history, max_tokens=limit)
+                history = [*history, answer.choices[0].message.model_dump(), ASK]
+        (trajectory,) = await gateway.admin.seal(grant.id)
+    assert sum(trajectory.loss_mask) == len(say("a")) + len(say("b"))
