@@ -97,8 +97,8 @@ class ChatWire:
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ChatCall:
         fields = _fields(body)
-        unapplied = check_fields(fields)
         tools = read_tools(fields.get("tools"))
+        unapplied = check_fields(fields)
         request = CallRequest(
             messages=read_messages(fields.get("messages")),
             tools=tools,

@@ -65,7 +65,14 @@ def check_fields(fields: Mapping[str, Any]) -> tuple[str, ...]:
         if value is not None and value not in neutral:
             raise refused(name, f"{value!r} is not supported: {INSTEAD.get(name, SAMPLING)}")
     known = HONOURED | HARMLESS | NEUTRAL.keys()
-    return tuple(sorted(name for name, value in fields.items() if value is not None and name not in known))
+    unknown = {name for name, value in fields.items() if value is not None and name not in known}
+    return tuple(sorted(unknown | _hosted(fields.get("tools"))))
+
+
+def _hosted(tools: Any) -> set[str]:
+    """The tools that are no functions, which never reach the model, by type."""
+    found = [tool.get("type", "function") for tool in tools or () if isinstance(tool, Mapping)]
+    return {f"tools of type {kind}" for kind in found if kind != "function"}
 
 
 def refused(name: str, why: str) -> RequestError:

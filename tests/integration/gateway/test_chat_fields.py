@@ -117,6 +117,7 @@ async def test_a_schema_reaches_an_engine_that_can(start_gateway: StartGateway, 
         ("response_format", {"type": "grammar"}),
         ("tool_choice", {"type": "function", "function": {"name": "none such"}}),
         ("tool_choice", "sometimes"),
+        ("tools", 5),
         ("n", 2),
         ("seed", "x"),
         ("top_logprobs", 5),
@@ -149,7 +150,7 @@ async def test_what_harnesses_send_by_default_is_accepted_and_noted(
     start_gateway: StartGateway, connect: Any, say: Any
 ) -> None:
     harmless = {"metadata": {"a": "b"}, "store": False, "user": "u", "logit_bias": {}, "n": 1, "presence_penalty": 0.0}
-    unapplied = {"temperature": 0.2, "reasoning_effort": "low", "nobody_knows": 1}
+    unapplied = {"temperature": 0.2, "reasoning_effort": "low", "tools": [{"type": "web_search"}]}
     async with start_gateway([ScriptedEngine([say("a")])]) as gateway, connect(await gateway.open()) as client:
         await client.chat.completions.create(model="policy", messages=[ASK], extra_body=harmless | unapplied)
         text = await metrics_of(gateway)
