@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Seconds between readings of the ledger; between them the dispatcher knows of its own groups."""
+PRUNED_AT_ONCE = 10
+"""Steps whose episodes lose their tokens in one transaction, so that the trainer waits little for it."""
 STREAK = 4
 """Lost attempts in a row from which new ones wait: a service is away, and spinning helps nobody."""
 PAUSE_S = 5.0
@@ -122,7 +124,7 @@ class Producer:
         if ledger != self._dispatcher.ledger:
             self._moved = time.monotonic()
         self._dispatcher.observe(ledger)
-        over = ledger.steps - self._keep_steps
+        over = min(ledger.steps - self._keep_steps, self._pruned_to + PRUNED_AT_ONCE)
         if over > self._pruned_to:
             await prune(self._store.database, after=self._pruned_to, upto=over)
             self._pruned_to = over
