@@ -5,8 +5,9 @@ Invariant: every route but the harness's own needs the admin token; the harness'
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -55,18 +56,21 @@ def create_gateway_app(
     database: Database,
     config: GatewayConfig,
     token: str = "",
-    connect: Callable[[str], Engine] | None = None,
 ) -> FastAPI:
-    """The service. Engines and database stay the caller's to close; `connect` lets new replicas join by URL."""
+    """The service. Engines and database stay the caller's to close."""
     metrics = Metrics(SPECS)
-    pool = ReplicaPool(engines, metrics, connect)
+    pool = ReplicaPool(engines, metrics)
     sampler = Sampler(pool, metrics, stop_token_ids=renderer.stop_token_ids, max_attempts=config.max_attempts)
-    sessions = Sessions(Services(renderer, pool, sampler, SessionStore(database), metrics, config.call_timeout_s))
+    store = SessionStore(database)
+    sessions = Sessions(Services(renderer, pool, sampler, store, metrics, config.call_timeout_s))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        pool.start()
+        pool.start(await store.held_back())
+        tidying = asyncio.create_task(sessions.keep_tidy(config.keep_s))
         yield
+        tidying.cancel()
+        await asyncio.gather(tidying, return_exceptions=True)
         await sessions.close()
         await pool.close()
 
@@ -76,7 +80,7 @@ def create_gateway_app(
     app = create_app("gateway", metrics=metrics, token=token, ready=ready, lifespan=lifespan, exempt=_harness_path)
     chat = CallServer(ChatWire(renderer), sessions, metrics)
     app.router.routes[:0] = _harness_routes(sessions, pool, chat)
-    app.include_router(_admin_routes(sessions, pool))
+    app.include_router(_admin_routes(sessions, pool, store))
     return app
 
 
@@ -84,7 +88,7 @@ def _harness_path(path: str) -> bool:
     return path.startswith(("/s/", "/v1/chat/", "/v1/models"))
 
 
-def _admin_routes(sessions: Sessions, pool: ReplicaPool) -> APIRouter:
+def _admin_routes(sessions: Sessions, pool: ReplicaPool, store: SessionStore) -> APIRouter:
     router = APIRouter()
 
     @router.post("/v1/sessions")
@@ -111,6 +115,8 @@ def _admin_routes(sessions: Sessions, pool: ReplicaPool) -> APIRouter:
     @router.put("/v1/pool/replicas")
     async def set_replica(body: ReplicaUpdate) -> list[ReplicaView]:
         await pool.set_replica(body.url, version=body.version, accepting=body.accepting)
+        # Before the updater hears of it: a gateway that restarts during an update must not send calls into it.
+        await store.set_accepting(body.url, body.accepting)
         return pool.views()
 
     return router
@@ -153,15 +159,12 @@ async def run_gateway(
     token: str,
     host: str = "127.0.0.1",
     port: int = 0,
-    connect: Callable[[str], Engine] | None = None,
 ) -> None:
     """Serve until SIGTERM. `tokenizer` is a folder with tokenizer.json, `renderer` a name that `renderers` knows."""
     loaded = load_renderer(tokenizer, renderer)
     database = await open_store(store_url)
     try:
-        app = create_gateway_app(
-            engines=engines, renderer=loaded, database=database, config=config, token=token, connect=connect
-        )
+        app = create_gateway_app(engines=engines, renderer=loaded, database=database, config=config, token=token)
         service = server(app, host=host, port=port)
         service.config.timeout_graceful_shutdown = SHUTDOWN_S
         await service.serve()

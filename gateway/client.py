@@ -52,9 +52,6 @@ class GatewayClient:
         update = _ReplicaUpdate(url=url, version=version, accepting=accepting)
         await self._send("PUT", "/v1/pool/replicas", json=update)
 
-    async def healthy(self) -> bool:
-        return await self._service.healthy()
-
     async def close(self) -> None:
         await self._service.close()
 

@@ -29,6 +29,13 @@ class CallRequest:
     """Texts that end the answer; they are cut off it."""
     parse_tools: bool = True
     """False when the harness forbade tool calls."""
+    must_call: str | None = None
+    """The tool that the answer has to call; "" is any of them, None leaves it to the model."""
+    one_call: bool = False
+    """Whether the answer ends after its first tool call."""
+    seed: int | None = None
+    json_schema: str = ""
+    """JSON text of the schema that the answer has to match."""
     retry: bool = False
     """The harness marked this as a repetition of the same body."""
     idempotency_key: str = ""

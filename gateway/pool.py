@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.core.errors import AgentRLError, NotFound, Ran, ServiceUnavailable
@@ -88,17 +88,18 @@ class ReplicaView(Value):
 class ReplicaPool:
     """Health, versions and routing of all replicas."""
 
-    def __init__(
-        self, engines: Sequence[Engine], metrics: Metrics, connect: Callable[[str], Engine] | None = None
-    ) -> None:
+    def __init__(self, engines: Sequence[Engine], metrics: Metrics) -> None:
         self._replicas = {engine.url: Replica(engine) for engine in engines}
-        self._connect = connect
         self._metrics = metrics
         self._router = Router()
         self._changed = asyncio.Condition()
         self._probes: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
+    def start(self, held_back: Collection[str] = ()) -> None:
+        """Begin the health checks. Replicas at the URLs `held_back` take no calls until `set_replica` lets them."""
+        for url in self._replicas.keys() & set(held_back):
+            self._replicas[url].accepting = False
+            log.warning("%s was taking no calls when the last gateway ended: the weight updater lets it again", url)
         self._probes = [asyncio.create_task(self._watch(replica)) for replica in self._replicas.values()]
 
     async def close(self) -> None:
@@ -144,13 +145,10 @@ class ReplicaPool:
         await self._notify()
 
     async def set_replica(self, url: str, *, version: int, accepting: bool) -> None:
-        """What the weight updater knows. An unknown URL joins the pool."""
+        """What the weight updater knows. NotFound for a URL that is not in the pool."""
         replica = self._replicas.get(url)
         if replica is None:
-            if self._connect is None:
-                raise NotFound(f"no replica {url!r} in this pool (known: {', '.join(self._replicas)})")
-            replica = self._replicas[url] = Replica(self._connect(url))
-            self._probes.append(asyncio.create_task(self._watch(replica)))
+            raise NotFound(f"no replica {url!r} in this pool (known: {', '.join(self._replicas)})")
         replica.version, replica.accepting = version, accepting
         await self._notify()
 

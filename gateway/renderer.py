@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from agentrl.core.errors import RequestError
 from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.types import Message, Tool
 from gateway.conversation import CallRequest, same_message
@@ -33,10 +34,26 @@ class Plan:
     prompt_ids: tuple[int, ...]
     prompt_delta: tuple[int, ...]
     branch: Branch | None
+    opening: tuple[int, ...] = ()
+    """The last tokens of the prompt, when they begin the answer: the call that the harness demands."""
 
 
 def plan_call(tree: Tree, renderer: ConversationRenderer, request: CallRequest) -> Plan:
-    """Attach at the deepest call that the history begins with, or branch."""
+    """Attach at the deepest call that the history begins with, or branch; begin the tool call that is demanded."""
+    plan = _attach(tree, renderer, request)
+    if request.must_call is None:
+        return plan
+    opening = renderer.opening(request.tools, request.must_call)
+    if not opening:
+        raise RequestError(
+            f"tool_choice: calls have no common beginning in the template {renderer.fingerprint}: send auto",
+            detail={"param": "tool_choice"},
+        )
+    prompt_ids, prompt_delta = plan.prompt_ids + opening, plan.prompt_delta + opening
+    return replace(plan, prompt_ids=prompt_ids, prompt_delta=prompt_delta, opening=opening)
+
+
+def _attach(tree: Tree, renderer: ConversationRenderer, request: CallRequest) -> Plan:
     root_key = _root_key(renderer, request.tools)
     match = tree.match(root_key, request.messages)
     follows = match.node.seq if match else None

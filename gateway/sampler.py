@@ -7,14 +7,15 @@ that an engine cut is continued from prompt + part, under what remains of the bu
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.core.errors import EngineError, ServiceUnavailable
 from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import Completion, GenerateRequest, Sampling, VersionRun
+from agentrl.core.types import Completion, GenerateRequest, Message, Sampling, VersionRun
 from gateway.pool import Replica, ReplicaPool
 
 BACKOFF_S = 0.05
@@ -40,7 +41,16 @@ class Sampler:
         self._stop_token_ids = tuple(stop_token_ids)
         self._max_attempts = max_attempts
 
-    async def sample(self, call_id: str, session_id: str, prompt_ids: tuple[int, ...], sampling: Sampling) -> Sampled:
+    async def sample(
+        self,
+        call_id: str,
+        session_id: str,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        *,
+        seed: int | None = None,
+        json_schema: str = "",
+    ) -> Sampled:
         """Sample up to `sampling.max_tokens` tokens. The caller brings the timeout.
 
         Raises the last error once `max_attempts` tries failed, and ContextOverflow at once.
@@ -57,7 +67,8 @@ class Sampler:
             request = GenerateRequest(
                 request_id=f"{call_id}-{attempt}", token_ids=prompt_ids + done,
                 sampling=sampling.model_copy(update={"max_tokens": budget}), stop_token_ids=self._stop_token_ids,
-                session_id=session_id, cache_salt=f"v{replica.version}",
+                session_id=session_id, cache_salt=f"v{replica.version}", json_schema=json_schema,
+                seed=None if seed is None else _seed(session_id, seed, len(done)),
             )  # fmt: skip
             try:
                 part = await self._try(replica, request)
@@ -68,6 +79,9 @@ class Sampler:
                 self._metrics.inc("gateway/resubmits_total", cause=error.code)
                 await asyncio.sleep(min(1.0, BACKOFF_S * 2 ** (failures - 1)))
                 continue
+            if part.finish_reason == "abort" and json_schema:
+                # The engine would begin the schema anew in the middle of its text.
+                part = part.model_copy(update={"token_ids": (), "logprobs": (), "versions": ()})
             parts.append(part)
             if replica.name not in engines:
                 engines.append(replica.name)
@@ -84,6 +98,11 @@ class Sampler:
         except ServiceUnavailable:
             await self._pool.suspect(replica)
             raise
+
+
+def _seed(session_id: str, seed: int, done: int) -> int:
+    """Of the session, too: harnesses send one seed in all attempts at a task, which must not become one attempt."""
+    return int.from_bytes(hashlib.blake2b(f"{session_id}\n{seed}\n{done}".encode(), digest_size=4).digest()) >> 1
 
 
 def join(parts: Sequence[Completion]) -> Completion:
@@ -120,14 +139,39 @@ def cut_at_stop(completion: Completion, stop: Sequence[str], renderer: Conversat
 
     if not stop or not found(len(ids)):
         return completion
-    low, high = 1, len(ids)
+    count = _fewest(len(ids), found)
+    word = next(word for word in stop if word in decode(ids[:count]))
+    return _cut(completion, count, word)
+
+
+def cut_after_first_call(completion: Completion, read: Callable[[tuple[int, ...]], Message]) -> Completion:
+    """The completion up to the token that completes its first tool call, if more follow; the rest as never sampled."""
+    ids = completion.token_ids
+    calls = read(ids).tool_calls
+    if len(calls) < 2:
+        return completion
+
+    def whole(count: int) -> bool:
+        found = read(ids[:count]).tool_calls
+        return len(found) > 1 or any(call.raw == calls[0].raw and call.name == calls[0].name for call in found)
+
+    return _cut(completion, _fewest(len(ids), whole), None)
+
+
+def _fewest(most: int, enough: Callable[[int], bool]) -> int:
+    """The smallest count that is enough, given that `most` is and that more never is too many."""
+    low, high = 1, most
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if found(middle) else (middle + 1, high)
-    versions = [run.model_copy(update={"end": min(run.end, low)}) for run in completion.versions if run.start < low]
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+
+
+def _cut(completion: Completion, count: int, stop: str | None) -> Completion:
+    versions = [run.model_copy(update={"end": min(run.end, count)}) for run in completion.versions if run.start < count]
     return completion.model_copy(
         update={
-            "token_ids": ids[:low], "logprobs": completion.logprobs[:low], "versions": tuple(versions),
-            "finish_reason": "stop", "stop_reason": next(word for word in stop if word in decode(ids[:low])),
+            "token_ids": completion.token_ids[:count], "logprobs": completion.logprobs[:count],
+            "versions": tuple(versions), "finish_reason": "stop", "stop_reason": stop,
         }
     )  # fmt: skip

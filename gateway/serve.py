@@ -7,6 +7,7 @@ after the call is in the store; a harness never sees 429.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 
@@ -17,11 +18,19 @@ from starlette.background import BackgroundTask
 
 from agentrl.core.errors import AgentRLError
 from agentrl.core.telemetry import Metrics
-from gateway.session import Session
+from gateway.session import Begun, Session
 from gateway.sessions import Sessions
 from gateway.tree import Node
 from gateway.wire.protocol import Wire, WireCall
 
+log = logging.getLogger(__name__)
+
+MAX_NOTED = 50
+"""Names of unapplied fields that are logged."""
+SESSION_DECIDES = frozenset(
+    ("temperature", "top_p", "top_k", "min_p", "reasoning_effort", "verbosity", "chat_template_kwargs")
+)
+"""Fields that harnesses send by default and that the session, or the policy's template, has settled."""
 KEEP_ALIVE_S = 5.0
 """Longest silence of a stream."""
 
@@ -42,6 +51,7 @@ class CallServer:
         self._wire = wire
         self._sessions = sessions
         self._metrics = metrics
+        self._noted: set[str] = set()
 
     async def respond(self, request: Request) -> Response:
         began = time.monotonic()
@@ -49,21 +59,20 @@ class CallServer:
             body = await request.body()
             session = await self._sessions.by_key(session_key(request))
             call = self._wire.parse(body, request.headers)
-            future = session.begin(call.request)
+            begun = session.begin(call.request)
+            self._note(call.unapplied)
             if call.stream:
-                events = self._events(session, call, future, began)
+                events = self._events(session, call, begun, began)
                 return StreamingResponse(events, media_type="text/event-stream", headers={"cache-control": "no-cache"})
-            node = await session.answer(future)
+            node = await session.answer(begun.call)
         except AgentRLError as error:
             return self._refusal(error)
-        self._done(began)
+        self._done(begun, began)
         content = to_json(call.answer(node))
         return Response(content, media_type="application/json", background=BackgroundTask(_flushed, session, node))
 
-    async def _events(
-        self, session: Session, call: WireCall, future: asyncio.Future[Node], began: float
-    ) -> AsyncIterator[bytes]:
-        waiting = asyncio.ensure_future(session.answer(future))
+    async def _events(self, session: Session, call: WireCall, begun: Begun, began: float) -> AsyncIterator[bytes]:
+        waiting = asyncio.ensure_future(session.answer(begun.call))
         try:
             while not (await asyncio.wait({waiting}, timeout=KEEP_ALIVE_S))[0]:
                 yield b": keep-alive\n\n"
@@ -76,12 +85,21 @@ class CallServer:
             waiting.cancel()
         for event in call.events(node):
             yield event
-        self._done(began)
+        self._done(begun, began)
         session.flushed(node)
 
-    def _done(self, began: float) -> None:
-        self._metrics.inc("gateway/calls_total", outcome="ok")
+    def _done(self, begun: Begun, began: float) -> None:
+        self._metrics.inc("gateway/calls_total", outcome="replayed" if begun.replayed else "ok")
         self._metrics.observe("gateway/call_seconds", time.monotonic() - began)
+
+    def _note(self, unapplied: tuple[str, ...]) -> None:
+        for field in unapplied:
+            # Names that nobody knows share one label: a harness must not be able to fill the metrics.
+            label = field if field in SESSION_DECIDES else "other"
+            self._metrics.inc("gateway/unapplied_fields_total", field=label)
+            if field not in self._noted and len(self._noted) < MAX_NOTED:
+                self._noted.add(field)
+                log.warning("requests carry %r, which is not applied (docs/gateway.md says what is)", field)
 
     def _refusal(self, error: AgentRLError) -> Response:
         self._metrics.inc("gateway/calls_total", outcome=error.code)

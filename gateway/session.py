@@ -11,18 +11,28 @@ import contextlib
 import logging
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import uuid4
 
-from agentrl.core.errors import ContextOverflow, GatewayError, LimitReached, Ran, ServiceUnavailable, SessionSealed
+from agentrl.core.errors import (
+    ContextOverflow,
+    EngineError,
+    GatewayError,
+    LimitReached,
+    Ran,
+    RequestError,
+    ServiceUnavailable,
+    SessionSealed,
+)
 from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.telemetry import Metrics
-from agentrl.core.types import Message, Provenance, Sampling, Trajectory
+from agentrl.core.types import Message, Provenance, Trajectory
 from gateway.conversation import CallRequest
 from gateway.export import check_exact, export
 from gateway.pool import ReplicaPool
 from gateway.renderer import Plan, plan_call
 from gateway.retries import Retries
-from gateway.sampler import Sampled, Sampler, cut_at_stop
+from gateway.sampler import Sampled, Sampler, cut_after_first_call, cut_at_stop
 from gateway.store import SessionStore, StoredSession
 from gateway.tree import Delivery, Node, Tree
 
@@ -42,6 +52,14 @@ class Services:
     store: SessionStore
     metrics: Metrics
     call_timeout_s: float
+
+
+class Begun(NamedTuple):
+    """A call that was admitted."""
+
+    call: asyncio.Future[Node]
+    replayed: bool
+    """It is an earlier one, running or answered."""
 
 
 class Session:
@@ -64,21 +82,19 @@ class Session:
     def idle(self) -> bool:
         return not self._in_flight
 
-    def begin(self, request: CallRequest) -> asyncio.Future[Node]:
+    def begin(self, request: CallRequest) -> Begun:
         """Start a call, or join the one it repeats. Raises at once what refuses it; `answer` waits for it."""
         known = self._retries.find(request)
         if known is not None:
-            self._services.metrics.inc("gateway/calls_total", outcome="replayed")
-            return known
+            return Begun(known, replayed=True)
         self._admit()
         plan = plan_call(self._tree, self._services.renderer, request)
-        sampling, budget = self._budget(plan, request)
-        task = asyncio.create_task(self._run(plan, request, sampling, budget))
+        task = asyncio.create_task(self._run(plan, request, self._budget(plan, request)))
         self._in_flight.add(task)
         self._sampling.add(task)
         self._retries.started(request, task)
         task.add_done_callback(self._ended)
-        return task
+        return Begun(task, replayed=False)
 
     async def answer(self, call: asyncio.Future[Node]) -> Node:
         """What `begin` started. The call goes on when the caller goes away, so that a retry finds its answer."""
@@ -125,8 +141,8 @@ class Session:
     def _wall_left(self) -> float:
         return self._opened_at + self.request.limits.wall_s - time.time()
 
-    def _budget(self, plan: Plan, request: CallRequest) -> tuple[Sampling, int]:
-        """The sampling that was asked for, and the new tokens that the window leaves of it."""
+    def _budget(self, plan: Plan, request: CallRequest) -> int:
+        """The new tokens that session, harness and window allow."""
         limits = self.request.limits
         if plan.turn > limits.turns:
             raise _limit(self.id, "turns", limits.turns)
@@ -137,11 +153,9 @@ class Session:
                 f"This model's maximum context length is {window} tokens. However, your messages resulted in "
                 f"{len(plan.prompt_ids)} tokens. Please reduce the length of the messages."
             )
-        own = self.request.sampling
-        sampling = own.model_copy(update={"max_tokens": min(own.max_tokens, request.max_tokens or own.max_tokens)})
-        return sampling, min(sampling.max_tokens, room)
+        return min(self.request.sampling.max_tokens, request.max_tokens or room, room)
 
-    async def _run(self, plan: Plan, request: CallRequest, sampling: Sampling, budget: int) -> Node:
+    async def _run(self, plan: Plan, request: CallRequest, budget: int) -> Node:
         services, began = self._services, time.monotonic()
         wall_left = self._wall_left()
         try:
@@ -150,8 +164,18 @@ class Session:
                     f"{self.id}-{uuid4().hex[:8]}",
                     self.id,
                     plan.prompt_ids,
-                    sampling.model_copy(update={"max_tokens": budget}),
+                    self.request.sampling.model_copy(update={"max_tokens": budget}),
+                    seed=request.seed,
+                    json_schema=request.json_schema,
                 )
+        except EngineError as error:
+            if request.json_schema and error.detail.get("http_status") == 400:
+                raise RequestError(
+                    f"response_format: the engine cannot keep to it ({error.message}); ask for JSON in the messages, "
+                    "or offer a tool with these parameters and name it in tool_choice",
+                    detail={"param": "response_format"},
+                ) from error
+            raise
         except TimeoutError:
             if wall_left <= services.call_timeout_s:
                 raise _limit(self.id, "wall_s", self.request.limits.wall_s) from None
@@ -161,19 +185,26 @@ class Session:
         finally:
             self._sampling.difference_update({asyncio.current_task()})
         services.metrics.observe("gateway/engine_seconds", time.monotonic() - began)
-        node = await self._record(plan, request, sampling, sampled)
+        node = await self._record(plan, request, sampled)
         self._count(node, len(plan.prompt_ids))
         return node
 
-    async def _record(self, plan: Plan, request: CallRequest, sampling: Sampling, sampled: Sampled) -> Node:
+    async def _record(self, plan: Plan, request: CallRequest, sampled: Sampled) -> Node:
         renderer = self._services.renderer
         completion = cut_at_stop(sampled.completion, request.stop, renderer)
+        tools = request.tools if request.parse_tools else ()
+        prompt_ids = plan.prompt_ids[: len(plan.prompt_ids) - len(plan.opening)]
+
+        def read(ids: tuple[int, ...]) -> Message:
+            return renderer.parse(plan.opening + ids, tools, prompt_ids)
+
+        if request.one_call:
+            completion = cut_after_first_call(completion, read)
         if completion.finish_reason == "abort":
             raise GatewayError(f"session {self.id}: the engine's cut completion was not continued")
-        tools = request.tools if request.parse_tools else ()
-        reply = renderer.parse(completion.token_ids, tools, plan.prompt_ids)
-        if completion is not sampled.completion:
-            reply = _without_stop(reply, str(completion.stop_reason))
+        reply = read(completion.token_ids)
+        if completion.finish_reason == "stop" and isinstance(completion.stop_reason, str):
+            reply = _without_stop(reply, completion.stop_reason)
         async with self._commit:
             node = Node(
                 seq=len(self._tree.nodes), parent=plan.parent, follows=plan.follows, root_key=plan.root_key,
@@ -181,9 +212,10 @@ class Session:
                 sampled=completion.token_ids, logprobs=completion.logprobs, versions=completion.versions,
                 finish_reason=completion.finish_reason, branch=plan.branch, digest=request.digest,
                 idempotency_key=request.idempotency_key, cached_tokens=completion.cached_tokens,
+                # The session's sampling: how many tokens a call may take says nothing about how they are drawn.
                 provenance=Provenance(
                     tokenizer=renderer.tokenizer_fingerprint, renderer=renderer.fingerprint,
-                    engine=sampled.engine, sampling=sampling,
+                    engine=sampled.engine, sampling=self.request.sampling,
                 ),
             )  # fmt: skip
             check_exact(node, plan.prompt_ids)

@@ -6,9 +6,13 @@ brought back from the store, by this process or by the next.
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import secrets
 import time
 from collections import OrderedDict
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from agentrl.core.errors import Conflict, NotFound, Unauthorized
 from agentrl.core.types import SessionRequest, Trajectory
@@ -16,6 +20,10 @@ from gateway.session import Services, Session
 from gateway.store import StoredSession
 from gateway.tree import Tree
 
+log = logging.getLogger(__name__)
+
+PURGE_S = 60.0
+"""Seconds between purges of the store."""
 IN_MEMORY = 4096
 """Sessions kept in memory; beyond that the ones idle for longest go back to the store."""
 
@@ -62,6 +70,19 @@ class Sessions:
         trajectories = await session.seal()
         self._forget(session)
         return trajectories
+
+    async def keep_tidy(self, keep_s: float) -> None:
+        """Forever: forget sessions whose time was over `keep_s` ago. Whoever wanted their trajectories has them."""
+        while True:
+            try:
+                while gone := await self._services.store.purge(time.time() - keep_s):
+                    for session_id in gone:
+                        if session_id in self._live:
+                            self._forget(self._live[session_id])
+                    self._services.metrics.inc("gateway/sessions_purged_total", len(gone))
+            except SQLAlchemyError:
+                log.exception("the store cannot be purged; the next try is in %.0f s", PURGE_S)
+            await asyncio.sleep(PURGE_S)
 
     async def close(self) -> None:
         for session in list(self._live.values()):

@@ -1,7 +1,7 @@
-"""Sessions and calls on disk. Called by `sessions` and `session`; the tables are the gateway's own.
+"""Sessions, calls and what the weight updater said of replicas, on disk. Called by `sessions`, `session` and `app`.
 
-Invariant: a row is written once and only a session's `sealed` and `flushed` ever change; what is read back
-equals what was written, token for token. One row a call, with the token arrays as little-endian bytes.
+Invariant: a call's row is written once and deleted with its session, of which only `sealed` and `flushed` ever
+change; what is read back equals what was written, token for token. The token arrays are little-endian bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    delete,
+    insert,
     select,
     update,
 )
@@ -31,8 +33,12 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from agentrl.core.db import Database, open_database
+from agentrl.core.errors import NotFound
 from agentrl.core.types import Message, Provenance, SessionRequest, Value, VersionRun
 from gateway.tree import Branch, Delivery, Node, Tree
+
+PURGED_AT_ONCE = 100
+"""Sessions that one transaction deletes, so that calls wait little for it."""
 
 metadata = MetaData()
 sessions = Table(
@@ -44,6 +50,7 @@ sessions = Table(
     Column("opened_at", Float, nullable=False),
     Column("sealed", Boolean, nullable=False),
     Column("flushed", Text, nullable=False),
+    Column("ends_at", Float, nullable=False, server_default="0", index=True),
 )
 nodes = Table(
     "gateway_nodes",
@@ -63,6 +70,12 @@ nodes = Table(
     Column("prompt_delta", LargeBinary, nullable=False),
     Column("sampled", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
+)
+replicas = Table(
+    "gateway_replicas",
+    metadata,
+    Column("url", String, primary_key=True),
+    Column("accepting", Boolean, nullable=False),
 )
 
 
@@ -84,6 +97,11 @@ class StoredSession:
     """Unix seconds."""
     sealed: bool
 
+    @property
+    def ends_at(self) -> float:
+        """Unix seconds from which on it takes no calls, sealed or not."""
+        return self.opened_at + self.request.limits.wall_s
+
 
 async def open_store(url: str) -> Database:
     """The gateway's database, migrated."""
@@ -100,7 +118,7 @@ class SessionStore:
         """Durable on return. False when a session of this id exists already."""
         row = {
             "id": session.id, "key": session.key, "request": session.request.model_dump_json(),
-            "opened_at": session.opened_at, "sealed": session.sealed, "flushed": "",
+            "opened_at": session.opened_at, "sealed": session.sealed, "flushed": "", "ends_at": session.ends_at,
         }  # fmt: skip
 
         try:
@@ -132,12 +150,45 @@ class SessionStore:
 
         await self._database.write(work)
 
+    async def purge(self, before: float) -> tuple[str, ...]:
+        """Delete some sessions that ended before that time, with their calls; returns their ids, () at the end."""
+        ended = (
+            select(sessions.c.id).where(sessions.c.ends_at < before).order_by(sessions.c.ends_at).limit(PURGED_AT_ONCE)
+        )
+
+        async def work(connection: AsyncConnection) -> tuple[str, ...]:
+            ids = tuple((await connection.execute(ended)).scalars())
+            await connection.execute(delete(nodes).where(nodes.c.session_id.in_(ids)))
+            await connection.execute(delete(sessions).where(sessions.c.id.in_(ids)))
+            return ids
+
+        return await self._database.write(work)
+
+    async def set_accepting(self, url: str, accepting: bool) -> None:
+        """Durable on return, so that the next process sends no calls where this one was told not to."""
+        values = {"accepting": accepting}
+
+        async def work(connection: AsyncConnection) -> None:
+            known = await connection.execute(update(replicas).where(replicas.c.url == url).values(values))
+            if known.rowcount == 0:
+                await connection.execute(insert(replicas), [{"url": url, **values}])
+
+        await self._database.write(work)
+
+    async def held_back(self) -> frozenset[str]:
+        """URLs of the replicas that may take no calls until the weight updater lets them."""
+        async with self._database.read() as connection:
+            found = await connection.execute(select(replicas.c.url).where(~replicas.c.accepting))
+            return frozenset(found.scalars())
+
     async def load_tree(self, session_id: str) -> Tree:
         query = select(nodes).where(nodes.c.session_id == session_id).order_by(nodes.c.seq)
         delivered = select(sessions.c.flushed).where(sessions.c.id == session_id)
         async with self._database.read() as connection:
             rows = (await connection.execute(query)).all()
-            flushed = (await connection.execute(delivered)).scalar_one()
+            flushed = (await connection.execute(delivered)).scalar_one_or_none()
+        if flushed is None:
+            raise NotFound(f"no session {session_id!r}: its retention is over")
         tree = Tree()
         for row in rows:
             tree.add(_node(row, None if row.parent is None else tree.nodes[row.parent]))

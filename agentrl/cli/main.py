@@ -37,7 +37,7 @@ ENTRIES = {
         "agentrl.cli.sandbox", "Look after sandboxes: list, show, exec, shell, logs, copy, remove, sweep."
     ),
     "serve": Entry("agentrl.cli.serve", "Run one service alone: gateway, sandbox, reward or engine."),
-    "model": Entry("agentrl.cli.model", "Build and warm-start a tiny model."),
+    "model": Entry("agentrl.cli.model", "Build and warm-start a tiny model; prepare vLLM."),
 }
 
 

@@ -1,7 +1,8 @@
-"""`agentrl model`: make the tiny model of a config, and warm-start a model; what `train` does by itself."""
+"""`agentrl model`: the tiny model of a config, a warm start (what `train` does by itself), and the plugin for vLLM."""
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.core.plugins import load_environment
 from agentrl.launch.roles.warm_start import initial_model, warmed_model
 from agentrl.train.warm_start import WarmProgress
+from agentrl.weights.vllm_plugin import ENVIRONMENT, SERVE, lay_out
 
 app = typer.Typer()
 
@@ -48,6 +50,18 @@ def warm_start(
 
         warmed_model(source, out, environment, config, progress)
     typer.echo(out)
+
+
+@app.command("vllm-plugin")
+def vllm_plugin(
+    out: Annotated[Path, typer.Argument(help="Folder to write, for vLLM's PYTHONPATH.", show_default=False)],
+    model: Annotated[str, typer.Option(help="Model that vLLM is to serve.")] = "MODEL",
+) -> None:
+    """Write what lets vLLM take a run's weights, and print the command that starts vLLM with it."""
+    folder = lay_out(out).absolute()
+    settings = {**ENVIRONMENT, "PYTHONPATH": str(folder)}
+    command = ["python", "-m", "vllm.entrypoints.openai.api_server", "--model", model, *SERVE]
+    typer.echo(" ".join([*(f"{name}={shlex.quote(value)}" for name, value in settings.items()), shlex.join(command)]))
 
 
 def _must_be_new(folder: Path) -> None:

@@ -8,6 +8,7 @@ or a tool brings never becomes a special token; `extend` keeps the tokens it is 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -174,6 +175,18 @@ class ConversationRenderer:
         rendered = self._renderer.render([self._message(m) for m in frame], tools=self._tools(tools))
         rows = zip(rendered.token_ids, rendered.message_indices, rendered.sampled_mask, strict=True)
         return tuple(token for token, index, by_model in rows if by_model and index == 1)
+
+    def opening(self, tools: Sequence[Tool], name: str = "") -> Ids:
+        """How an answer begins that calls the tool `name`, or any tool: what all such calls have in common."""
+        # The pairs differ in their first character from where the choice is the model's.
+        arguments: Sequence[Mapping[str, Any]] = ({}, {"a": 1})
+        calls = [(name, given) for given in arguments] if name else [("a", {}), ("Z", {})]
+        written = [
+            self.sampled(Message(role="assistant", tool_calls=(ToolCall(id="", name=n, arguments=a, raw=""),)), tools)
+            for n, a in calls
+        ]
+        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*written, strict=False))
+        return tuple(token for token, _ in same)
 
     def demonstration(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[Ids, Ids]:
         """A worked conversation as the gateway would have recorded it: token ids, and 1 where the model speaks."""

@@ -43,7 +43,6 @@ class Metrics:
 
     def __init__(self, specs: Sequence[MetricSpec]) -> None:
         self.registry = CollectorRegistry()
-        self._specs = {spec.name: spec for spec in specs}
         self._live: dict[str, Any] = {spec.name: self._build(spec) for spec in specs if spec.kind != "step"}
 
     def _build(self, spec: MetricSpec) -> Any:

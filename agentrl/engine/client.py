@@ -44,7 +44,6 @@ class EngineClient:
         """`model` is the served model's name; None leaves it to the engine, which serves one."""
         self._service = Service(url, token=token, timeout_s=CALL_TIMEOUT_S)
         self._model = model
-        self._weight_transfer = False
 
     @property
     def url(self) -> str:
@@ -122,9 +121,8 @@ class EngineClient:
     async def stage_weights(self, manifest_path: Path) -> None:
         """Load and verify a published version beside the serving one. WeightsError when the replica refuses it."""
         async with _refusals(f"{self.url}: did not stage {manifest_path}"):
-            if not self._weight_transfer:
-                await self._request("POST", "/init_weight_transfer_engine", json={"init_info": {}})
-                self._weight_transfer = True
+            # Each time: the engine may have restarted since the last update.
+            await self._request("POST", "/init_weight_transfer_engine", json={"init_info": {}})
             await self._start_update()
             await self._request("POST", "/update_weights", json={"update_info": {"path": str(manifest_path)}})
 
@@ -152,6 +150,10 @@ class EngineClient:
                 "logprobs": 0,
             },
         }
+        if request.seed is not None:
+            body["sampling_params"]["seed"] = request.seed
+        if request.json_schema:
+            body["sampling_params"]["structured_outputs"] = {"json": request.json_schema}
         if self._model is not None:
             body["model"] = self._model
         if request.cache_salt:

@@ -22,7 +22,7 @@ def sample(
     if not all(sequence.plain for sequence in busy):
         logits = _process(logits, rows)
     logprobs = torch.log_softmax(logits, dim=-1)
-    tokens = _draw(logprobs, generator)
+    tokens = _draw(logprobs, _uniform(rows, generator, logprobs.device))
     greedy = [i for i, sequence in enumerate(rows) if sequence is not None and sequence.temperature == 0]
     if greedy:
         tokens[greedy] = logprobs[greedy].argmax(dim=-1)
@@ -31,10 +31,18 @@ def sample(
     return tokens.tolist(), chosen[:, 0].tolist(), ranks.tolist()
 
 
-def _draw(logprobs: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _uniform(rows: Rows[Sequence | None], generator: torch.Generator, device: torch.device) -> torch.Tensor:
+    """A number in [0, 1) for each row, from the row's own generator where it has one."""
+    uniform = torch.rand(len(rows), 1, dtype=torch.float64, generator=generator, device=device)
+    for i, sequence in enumerate(rows):
+        if sequence is not None and sequence.generator is not None:
+            uniform[i] = torch.rand(1, dtype=torch.float64, generator=sequence.generator)
+    return uniform
+
+
+def _draw(logprobs: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """Inverse of the cumulative distribution at one uniform number a row; a token of probability 0 is never drawn."""
     cumulative = logprobs.double().exp_().cumsum_(dim=-1)
-    uniform = torch.rand(len(logprobs), 1, dtype=torch.float64, generator=generator, device=logprobs.device)
     tokens = torch.searchsorted(cumulative, uniform.mul_(cumulative[:, -1:]), right=True)
     return tokens[:, 0].clamp_(max=logprobs.shape[-1] - 1)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+import torch
+
 from agentrl.core.types import VersionRun
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -29,6 +31,8 @@ class Sequence:
     """The model's end tokens and the request's own."""
     end_ids: frozenset[int] = frozenset()
     """Those of `stop_ids` that are the model's: they report no stop_reason."""
+    generator: torch.Generator | None = None
+    """Draws this sequence's tokens; None: the scheduler's own does."""
     salt: str = ""
     priority: int = 0
     """Lower is earlier."""

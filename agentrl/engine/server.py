@@ -136,10 +136,6 @@ def _add_control_routes(app: FastAPI, worker: Worker) -> None:
         await worker.call(release)
         return {"status": "resumed"}
 
-    @app.get("/is_paused")
-    async def is_paused() -> dict[str, bool]:
-        return {"is_paused": worker.scheduler.paused}
-
 
 def _add_weight_routes(app: FastAPI, worker: Worker) -> None:
     staged: list[StagedWeights] = []

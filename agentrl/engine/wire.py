@@ -9,6 +9,7 @@ import time
 from typing import Any, Literal
 
 import orjson
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.core.errors import ContextOverflow, RequestError
@@ -28,6 +29,7 @@ class SamplingParams(BaseModel):
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=-1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     logprobs: Literal[0] | None = None
@@ -66,8 +68,12 @@ def to_sequence(body: GenerateBody, *, context: int, vocab_size: int, end_ids: f
         id=ID_PREFIX + body.request_id, prompt=prompt, max_new=min(params.max_tokens, context - len(prompt)),
         temperature=params.temperature, top_p=params.top_p, top_k=max(params.top_k, 0), end_ids=ends,
         stop_ids=ends | frozenset(params.stop_token_ids), salt=body.cache_salt, priority=body.priority,
-        score_prompt=params.prompt_logprobs is not None,
+        generator=_seeded(params.seed), score_prompt=params.prompt_logprobs is not None,
     )  # fmt: skip
+
+
+def _seeded(seed: int | None) -> torch.Generator | None:
+    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 def response(sequence: Sequence, body: GenerateBody, model: str) -> bytes:

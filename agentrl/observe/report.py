@@ -60,10 +60,10 @@ async def write_report(places: Places, config: RunConfig, view: RunView) -> Summ
 
 async def summarise(database: Database, config: RunConfig, history: History, view: RunView) -> Summary:
     """The run's facts from its store and its numbers."""
-    labels = await evaluation_steps(database, len(history.rows))
+    audited = await audit(database)
+    labels = await evaluation_steps(database, audited.steps)
     evaluations = [found for label in labels if (found := await evaluation(database, label))]
     rates = {found.label: found.success_rate for found in evaluations}
-    audited = await audit(database)
     first, last = reward_ends(history)
     probed = history.values("weights/mismatch_mean_abs")
     mismatch = [*history.values("train/mismatch_zero_lag_mean_abs"), *probed]
@@ -71,7 +71,7 @@ async def summarise(database: Database, config: RunConfig, history: History, vie
     phases = {phase.name: round(phase.seconds, 2) for phase in view.phases}
     return Summary(
         name=config.name, config_fingerprint=fingerprint(config), seed=config.seed, env=config.env.name,
-        form=config.rollout.form, steps=len(history.rows), eval_before=rates.get(BEFORE), eval_after=rates.get(AFTER),
+        form=config.rollout.form, steps=audited.steps, eval_before=rates.get(BEFORE), eval_after=rates.get(AFTER),
         evaluations=tuple(evaluations), reward_first=first, reward_last=last,
         episodes=audited.episodes, groups=audited.groups, failures=await Store(database).failures(),
         mismatch_zero_lag_max=largest(mismatch), mismatch_zero_lag_steps=len(probed),

@@ -47,7 +47,7 @@ class Summary(Value):
     env: str
     form: str
     steps: int
-    """Training steps taken."""
+    """Training steps that are committed; a step may lack its row of numbers."""
     eval_before: float | None
     """Success rate on held-out tasks after the warm start."""
     eval_after: float | None

@@ -20,6 +20,7 @@ from agentrl.core.types import Episode, Failed, Scored
 from agentrl.rollout.acceptance import judge, trained_tokens
 from agentrl.rollout.tables import (
     INTERRUPTED,
+    PRUNED,
     ClaimState,
     EpisodeState,
     GroupState,
@@ -187,12 +188,16 @@ async def _payloads(connection: AsyncConnection, tables: _Tables) -> list[Findin
     stored: dict[str, dict[str, Row[Any]]] = {}
     for sample in tables.samples:
         stored.setdefault(sample.episode_id, {})[sample.trajectory_id] = sample
+    states = {group.id: group.state for group in tables.groups}
     findings: list[Finding] = []
     wanted = (EpisodeState.ACCEPTED, EpisodeState.FAILED)
     query = select(episodes.c.id, episodes.c.payload).where(episodes.c.state.in_(wanted))
     async for episode_id, blob in await connection.stream(query):
         row = rows.get(episode_id)
         if row is None or row.reason == INTERRUPTED:
+            continue
+        if blob == PRUNED:
+            findings += _pruned(row, states[row.group_id], stored.get(episode_id, {}))
             continue
         if blob is None:
             findings.append(Finding("nothing accepted is lost", episode_id, "it has no payload"))
@@ -204,6 +209,14 @@ async def _payloads(connection: AsyncConnection, tables: _Tables) -> list[Findin
             continue
         findings += _payload(episode, row, stored.get(episode_id, {}))
     return findings
+
+
+def _pruned(row: Row[Any], state: str, rows: Mapping[str, Row[Any]]) -> Iterator[Finding]:
+    """What can still be said of an episode whose retention is over."""
+    if state not in (GroupState.TRAINED, GroupState.DROPPED):
+        yield Finding("nothing accepted is lost", row.id, f"its payload is pruned, but its group is {state}")
+    if row.state == EpisodeState.ACCEPTED and not rows:
+        yield Finding("nothing accepted is lost", row.id, "it has no sample")
 
 
 def _payload(episode: Episode, row: Row[Any], rows: Mapping[str, Row[Any]]) -> Iterator[Finding]:

@@ -21,6 +21,7 @@ from agentrl.core.protocols import Batch
 from agentrl.core.types import Episode, Group, Task
 from agentrl.rollout.staleness import Staleness
 from agentrl.rollout.tables import (
+    PRUNED,
     ClaimState,
     DropReason,
     EpisodeState,
@@ -124,7 +125,14 @@ class Buffer:
         async def work(connection: AsyncConnection) -> int:
             where = (claims.c.step >= first, claims.c.state != ClaimState.VOID)
             mine = select(claims.c.group_id).where(*where)
-            back = await connection.execute(update(groups).where(groups.c.id.in_(mine)).values(state=GroupState.READY))
+            empty = select(episodes.c.group_id).where(episodes.c.group_id.in_(mine), episodes.c.payload == PRUNED)
+            gone = {"state": GroupState.DROPPED, "reason": DropReason.PRUNED}
+            lost = await connection.execute(update(groups).where(groups.c.id.in_(empty)).values(gone))
+            if lost.rowcount:
+                log.warning("%d groups since step %d cannot be trained again: their tokens are no longer kept "
+                            "(rollout.keep_steps)", lost.rowcount, first)  # fmt: skip
+            whole = (groups.c.id.in_(mine), groups.c.id.not_in(empty))
+            back = await connection.execute(update(groups).where(*whole).values(state=GroupState.READY))
             await connection.execute(update(claims).where(*where).values(state=ClaimState.VOID))
             await connection.execute(steps.delete().where(steps.c.step >= first))
             return back.rowcount

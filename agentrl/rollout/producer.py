@@ -21,6 +21,7 @@ from agentrl.rollout.acceptance import Verdict, judge
 from agentrl.rollout.dispatcher import Dispatcher, Ended, Result, Slot
 from agentrl.rollout.episode import Order, Player
 from agentrl.rollout.report import Reporter
+from agentrl.rollout.retention import prune
 from agentrl.rollout.store import EndedSlot, Issue, Store
 from agentrl.rollout.tables import EpisodeState
 from agentrl.rollout.tasks import TaskStream
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 """Seconds between readings of the ledger; between them the dispatcher knows of its own groups."""
+PRUNED_AT_ONCE = 10
+"""Steps whose episodes lose their tokens in one transaction, so that the trainer waits little for it."""
 STREAK = 4
 """Lost attempts in a row from which new ones wait: a service is away, and spinning helps nobody."""
 PAUSE_S = 5.0
@@ -48,13 +51,17 @@ class Producer:
         store: Store,
         seed: int,
         steps: int,
+        keep_steps: int,
         metrics: Metrics,
     ) -> None:
+        """`keep_steps` committed steps keep the tokens of their episodes."""
         self._config = config
         self._player = player
         self._store = store
         self._seed = seed
         self._steps = steps
+        self._keep_steps = keep_steps
+        self._pruned_to = 0
         self._dispatcher = Dispatcher(config, steps=steps)
         self._reporter = Reporter(metrics, concurrency=config.concurrency)
         self._tasks: dict[str, Task] = {}
@@ -73,6 +80,8 @@ class Producer:
     async def run(self) -> None:
         """Produce until all training steps are committed. Raises NoProgress, or what ended an episode."""
         try:
+            # First the ledger: groups that end in the restoring count against what it says.
+            await self._observe()
             stream = await self._restore()
             while True:
                 await self._observe()
@@ -115,6 +124,10 @@ class Producer:
         if ledger != self._dispatcher.ledger:
             self._moved = time.monotonic()
         self._dispatcher.observe(ledger)
+        over = min(ledger.steps - self._keep_steps, self._pruned_to + PRUNED_AT_ONCE)
+        if over > self._pruned_to:
+            await prune(self._store.database, after=self._pruned_to, upto=over)
+            self._pruned_to = over
 
     async def _issue(self, stream: TaskStream) -> None:
         while self._dispatcher.wants_group():

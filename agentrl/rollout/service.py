@@ -7,6 +7,7 @@ stored and the store holds all training steps; anything else ends it with an exc
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from dataclasses import dataclass
@@ -26,7 +27,10 @@ from agentrl.rollout.episode import Player
 from agentrl.rollout.evaluate import evaluate, held_out
 from agentrl.rollout.metrics import SPECS
 from agentrl.rollout.producer import Producer
+from agentrl.rollout.retention import kept_steps
 from agentrl.rollout.store import Store
+
+log = logging.getLogger(__name__)
 
 BEFORE, AFTER = "before", "after"
 POLL_S = 0.2
@@ -82,6 +86,7 @@ class Rollout:
             store=self._store,
             seed=config.seed,
             steps=config.train.steps,
+            keep_steps=kept_steps(config),
             metrics=self._metrics,
         )
 
@@ -144,7 +149,12 @@ class Rollout:
         every, steps = self._config.eval.every, self._config.train.steps
         if every == 0:
             return
+        already = (await self._store.ledger()).served
         for step in range(every, steps, every):
+            if already >= step + every:
+                # Passed before this process began: what would be measured now is another policy than that step's.
+                log.info("evaluation step-%d is left as it is: replicas serve the policy of step %d", step, already)
+                continue
             # That this does not take forever is the producer's to see to.
             await self._served(step, limit_s=math.inf)
             await self._evaluate(f"step-{step}")

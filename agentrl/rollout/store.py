@@ -24,6 +24,7 @@ from agentrl.rollout.acceptance import Verdict, trained_tokens
 from agentrl.rollout.staleness import Ledger
 from agentrl.rollout.tables import (
     INTERRUPTED,
+    PRUNED,
     ClaimState,
     DropReason,
     EpisodeState,
@@ -203,6 +204,8 @@ class Store:
             blob = await connection.scalar(select(episodes.c.payload).where(episodes.c.id == episode_id))
         if blob is None:
             raise NotFound(f"episode {episode_id} is not in the store, or has not ended")
+        if blob == PRUNED:
+            raise NotFound(f"episode {episode_id}: only its facts are kept, its step is long over (rollout.keep_steps)")
         return Episode.model_validate_json(unpack(blob))
 
     async def counts(self) -> Mapping[str, int]:

@@ -31,6 +31,8 @@ class DropReason(StrEnum):
     TOO_FEW_SCORED = "too_few_scored"
     FLAT = "flat"
     STALE = "stale"
+    PRUNED = "pruned"
+    """Given back by a resume from a checkpoint so old that its tokens were no longer kept."""
 
 
 class EpisodeState(StrEnum):
@@ -51,6 +53,9 @@ class ClaimState(StrEnum):
 
 INTERRUPTED = "INTERRUPTED"
 """Failure code of an episode that was running when the rollout process died."""
+
+PRUNED = b""
+"""Payload of an episode whose retention is over; NULL is that of one that has not ended, or was interrupted."""
 
 groups = Table(
     "rollout_groups",

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from agentrl.core.errors import AgentRLError, ContextOverflow, WeightsError
+from agentrl.core.errors import AgentRLError, ContextOverflow, EngineError, Ran, WeightsError
 from agentrl.core.protocols import Delta, EngineStatus
 from agentrl.core.types import Completion, GenerateRequest, VersionRun, WeightManifest
 
@@ -85,6 +85,9 @@ class ScriptedEngine:
         limit = min(request.sampling.max_tokens, self._context - len(request.token_ids))
         if limit <= 0:
             raise ContextOverflow(f"{len(request.token_ids)} tokens fill the maximum context length {self._context}")
+        if request.json_schema:
+            refused = "structured outputs are not supported"
+            raise EngineError(refused, ran=Ran.NO, retryable=False, detail={"http_status": 400})
         given = self._script(request)
         reply = given if isinstance(given, Reply) else Reply(given)
         stopped = self._calls[request.request_id] = asyncio.Event()

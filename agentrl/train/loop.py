@@ -1,7 +1,8 @@
 """The trainer's control loop: take, optimise, checkpoint, commit, publish, apply, record. Run by `launch`.
 
 Invariant: a batch's claim becomes final only after a checkpoint holds what was learnt from it, and a version number
-never names two sets of weights: a resume publishes what it restored under a new number.
+never names two sets of weights: a resume publishes what it restored under a new number, unless the newest version is
+just that, so that what was sampled since is as young as before.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from agentrl.core.config import TrainConfig
-from agentrl.core.protocols import Batch, MetricSink, Publisher, SampleSource
+from agentrl.core.protocols import Applied, Batch, MetricSink, Publisher, SampleSource
 from agentrl.core.types import Completion, WeightManifest
 from agentrl.train.checkpoint import Checkpoints
 from agentrl.train.model import probe_logprobs, weights_of
@@ -45,6 +46,10 @@ class WeightStore(Protocol):
         probe: Callable[[tuple[int, ...]], tuple[float, ...]],
     ) -> tuple[WeightManifest, Path]:
         """Write a version to disk; the path is its manifest's. `probe` gives the logprobs of prompt[1:]."""
+        ...
+
+    def find(self, version: int, tensors: Mapping[str, Tensor]) -> tuple[WeightManifest, Path] | None:
+        """The version on disk, if it holds exactly these tensors."""
         ...
 
     def latest(self) -> int:
@@ -75,7 +80,7 @@ async def run_trainer(parts: TrainerParts, config: TrainConfig) -> None:
 
 
 async def _start(parts: TrainerParts) -> None:
-    """Restore, give back what was claimed later, and publish the weights at hand as a new version."""
+    """Restore, give back what was claimed later, and have the replicas serve the weights at hand."""
     trainer, source = parts.trainer, parts.source
     restored = await asyncio.to_thread(parts.checkpoints.restore, trainer)
     await source.rewind(trainer.state.step)
@@ -84,7 +89,13 @@ async def _start(parts: TrainerParts) -> None:
         await source.commit(trainer.state.step, version=trainer.state.version, checkpoint=restored)
         log.info("resumed from %s at step %d", restored, trainer.state.step)
     # The disk may hold a version that was applied but never recorded.
-    trainer.state.version = max(await source.latest_version(), parts.weights.latest()) + 1
+    newest = max(await source.latest_version(), parts.weights.latest())
+    if trainer.state.version == newest:
+        known = await asyncio.to_thread(parts.weights.find, newest, weights_of(trainer.model))
+        if known is not None:
+            await _apply(parts, *known)
+            return
+    trainer.state.version = newest + 1
     await _publish(parts)
 
 
@@ -108,14 +119,21 @@ async def _step(parts: TrainerParts, config: TrainConfig, step: int) -> None:
 
 async def _publish(parts: TrainerParts, prompt: tuple[int, ...] = (), watch: Stopwatch | None = None) -> float:
     """Returns the mismatch at zero lag: of what each replica samples under the new version, the worst mean."""
-    trainer = parts.trainer
     watch = watch or Stopwatch()
     manifest, path = await asyncio.to_thread(_write, parts, prompt)
     watch.lap("train/publish_s")
-    applied = await parts.publisher.apply(manifest, path)
-    await parts.source.publish_version(trainer.state.version, step=trainer.state.step, path=str(path))
+    applied = await _apply(parts, manifest, path)
     watch.lap("train/apply_s")
-    return max((_mismatch(trainer.model, prompt, found) for prompt, found in applied.samples), default=math.nan)
+    model = parts.trainer.model
+    return max((_mismatch(model, prompt, found) for prompt, found in applied.samples), default=math.nan)
+
+
+async def _apply(parts: TrainerParts, manifest: WeightManifest, path: Path) -> Applied:
+    """Have the replicas serve a version on disk, and record it unless an earlier process has."""
+    applied = await parts.publisher.apply(manifest, path)
+    if await parts.source.latest_version() < manifest.version:
+        await parts.source.publish_version(manifest.version, step=manifest.step, path=str(path))
+    return applied
 
 
 def _mismatch(model: torch.nn.Module, prompt: tuple[int, ...], sampled: Completion) -> float:

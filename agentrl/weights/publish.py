@@ -5,19 +5,23 @@ Invariant: a version is seen whole or not at all, and never changes once it is t
 
 from __future__ import annotations
 
+import logging
 import random
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from agentrl.core.errors import WeightsError
 from agentrl.core.files import flush
 from agentrl.core.types import Probe, WeightManifest
-from agentrl.weights.manifest import FILE, MANIFEST, describe
+from agentrl.weights.manifest import FILE, MANIFEST, describe, read_weights
+
+log = logging.getLogger(__name__)
 
 PROBE_TOKENS = 32
 """Length of a probe of scattered tokens; short enough to cost nothing, long enough to involve every weight."""
@@ -72,6 +76,18 @@ class WeightFolder:
             shutil.rmtree(self._path(old))
         return manifest, target / MANIFEST
 
+    def find(self, version: int, tensors: Mapping[str, Tensor]) -> tuple[WeightManifest, Path] | None:
+        """The manifest of a version on disk and its path, if the version is whole and holds exactly these tensors."""
+        path = self._path(version) / MANIFEST
+        try:
+            manifest, held = read_weights(path)
+        except WeightsError as error:
+            log.warning("version %d is published anew: %s", version, error)
+            return None
+        mine = {name: tensor.detach().cpu() for name, tensor in tensors.items()}
+        same = held.keys() == mine.keys() and all(_equal(held[name], mine[name]) for name in held)
+        return (manifest, path) if same else None
+
     def versions(self) -> list[int]:
         """Versions on disk, oldest first."""
         return sorted(int(path.parent.name[1:]) for path in self.folder.glob(f"v*/{MANIFEST}"))
@@ -95,3 +111,7 @@ def probe_tokens(vocab_size: int) -> tuple[int, ...]:
     """The fixed prompt: scattered over the vocabulary, the same for every version."""
     draw = random.Random(0)
     return tuple(draw.randrange(vocab_size) for _ in range(PROBE_TOKENS))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and torch.equal(a, b)

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from agentrl.core.errors import AgentRLError, WeightsError
+from agentrl.core.errors import AgentRLError, EngineError, WeightsError
 from agentrl.core.protocols import Applied, Engine, Pool
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import WeightManifest
@@ -152,6 +152,11 @@ class Updater:
             if version == target.version and not replica.reachable:
                 # It came back as it was; the pool may have given it up meanwhile.
                 await self._pool.set_replica(replica.engine.url, version=version, accepting=True)
+        except EngineError as error:
+            # It answers with no version of ours, as vLLM does that was started again by itself.
+            log.warning("%s serves nothing known: %s", replica.engine.url, error.message)
+            replica.reachable = True
+            return True
         except AgentRLError as error:
             log.warning("%s does not answer: %s", replica.engine.url, error.message)
             replica.reachable = False

@@ -23,6 +23,13 @@ from safetensors.torch import load_file
 BACKEND = "staged"
 MODULE = "agentrl_vllm_plugin"
 """The copy's name in the plugin folder."""
+SERVE = (
+    "--enable-scale-out", "--enable-prompt-tokens-details", "--scheduling-policy", "priority",
+    "--weight-transfer-config", json.dumps({"backend": BACKEND}), "--served-model-name", "policy",
+)  # fmt: skip
+"""What vLLM's API server must be started with, besides the model, to be an engine of a run."""
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1"}
+"""Without it there are no routes for weights."""
 TIED = "lm_head.weight"
 """Left out of a checkpoint when it is tied to the embedding."""
 

@@ -20,6 +20,7 @@ from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.types import ToolCall
 from gateway.conversation import CallRequest
 from gateway.tree import Node
+from gateway.wire.chat_fields import check_fields, read_json_schema, read_seed, read_tool_choice, refused
 from gateway.wire.chat_messages import read_messages, read_tools
 
 ARGUMENT_PIECE = 48
@@ -38,6 +39,7 @@ class ChatCall:
     logprobs: bool
     token_ids: bool
     """`return_token_ids`, as vLLM has it."""
+    unapplied: tuple[str, ...]
 
     def answer(self, node: Node) -> dict[str, Any]:
         reply = node.reply
@@ -95,9 +97,8 @@ class ChatWire:
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> ChatCall:
         fields = _fields(body)
-        if (fields.get("n") or 1) != 1:
-            raise RequestError("n: one choice a call; send the request again for another sample")
         tools = read_tools(fields.get("tools"))
+        unapplied = check_fields(fields)
         request = CallRequest(
             messages=read_messages(fields.get("messages")),
             tools=tools,
@@ -105,6 +106,10 @@ class ChatWire:
             max_tokens=_positive(fields, "max_completion_tokens") or _positive(fields, "max_tokens"),
             stop=_stop(fields.get("stop")),
             parse_tools=fields.get("tool_choice") != "none",
+            must_call=read_tool_choice(fields.get("tool_choice"), tools),
+            one_call=fields.get("parallel_tool_calls") is False,
+            seed=read_seed(fields.get("seed")),
+            json_schema=read_json_schema(fields.get("response_format")),
             retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
             idempotency_key=headers.get("idempotency-key", ""),
         )
@@ -117,10 +122,13 @@ class ChatWire:
             include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
             logprobs=bool(fields.get("logprobs")),
             token_ids=bool(fields.get("return_token_ids")),
+            unapplied=unapplied,
         )
 
     def failure(self, error: AgentRLError) -> dict[str, Any]:
         body = error.envelope()
+        if "param" in error.detail:
+            body["error"]["param"] = error.detail["param"]
         if isinstance(error, ContextOverflow):
             body["error"] |= {"code": "context_length_exceeded", "param": "messages"}
         return body
@@ -153,14 +161,14 @@ def _positive(fields: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or value < 1:
-        raise RequestError(f"{name}: {value!r} is not a positive number")
+        raise refused(name, f"{value!r} is not a positive number")
     return value
 
 
 def _stop(raw: Any) -> tuple[str, ...]:
     words = [raw] if isinstance(raw, str) else raw or []
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise RequestError(f"stop: {raw!r} is neither text nor a list of texts")
+        raise refused("stop", f"{raw!r} is neither text nor a list of texts")
     return tuple(word for word in words if word)
 
 

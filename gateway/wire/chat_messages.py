@@ -35,7 +35,7 @@ def read_tools(raw: Any) -> tuple[Tool, ...]:
     if not raw:
         return ()
     if not isinstance(raw, list):
-        raise RequestError("tools: not a list")
+        raise RequestError("tools: not a list", detail={"param": "tools"})
     return tuple(_tool(item, f"tools[{at}]") for at, item in enumerate(raw) if _is_function(item))
 
 

@@ -25,6 +25,11 @@ class WireCall(Protocol):
         """Whether the harness wants server-sent events."""
         ...
 
+    @property
+    def unapplied(self) -> tuple[str, ...]:
+        """Fields of the request that were accepted and do nothing."""
+        ...
+
     def answer(self, node: Node) -> dict[str, Any]:
         """The whole answer as JSON."""
         ...
@@ -38,7 +43,7 @@ class Wire(Protocol):
     """One protocol."""
 
     def parse(self, body: bytes, headers: Mapping[str, str]) -> WireCall:
-        """RequestError says which field is wrong; unknown fields are ignored."""
+        """RequestError says which field is wrong, or cannot be honoured."""
         ...
 
     def failure(self, error: AgentRLError) -> dict[str, Any]:

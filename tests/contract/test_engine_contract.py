@@ -15,7 +15,7 @@ from tiny_models import PROBE, VOCAB, publish, tiny_model, token_logprobs
 from vllm_server import vllm_server
 
 from agentrl.core.config import EngineConfig
-from agentrl.core.errors import ContextOverflow, ServiceUnavailable, WeightsError
+from agentrl.core.errors import ContextOverflow, EngineError, ServiceUnavailable, WeightsError
 from agentrl.core.http import Service, free_port, serving
 from agentrl.core.protocols import Delta, Engine
 from agentrl.core.types import Completion, GenerateRequest, Sampling, VersionRun, WeightManifest
@@ -155,6 +155,14 @@ async def test_a_completion_is_whole(subject: Subject) -> None:
     assert (completion.finish_reason, completion.stop_reason, completion.prompt_tokens) == ("length", None, 3)
     assert all(logprob < 0 for logprob in completion.logprobs)
     assert completion.versions == (VersionRun(version=version, start=0, end=6),)
+
+
+async def test_a_schema_that_an_engine_cannot_keep_to_is_refused(subject: Subject) -> None:
+    # vLLM serves here without a tokenizer, which its grammars need.
+    demanding = call("a", 1, 2, 3).model_copy(update={"json_schema": '{"type":"object"}'})
+    with pytest.raises(EngineError) as caught:
+        await subject.engine.generate(demanding)
+    assert (caught.value.detail["http_status"], caught.value.retryable) == (400, False)
 
 
 async def test_a_stop_token_ends_the_call_and_is_returned(subject: Subject) -> None:

@@ -24,7 +24,7 @@ SETTINGS = (
     "rollout.reissues=0",
     "rollout.resample_flat=false",
     "warm_start.steps=0",
-    "train.steps=14",
+    "train.steps=10",
     "eval.tasks=128",
     "name=flaky",
 )

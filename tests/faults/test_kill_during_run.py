@@ -19,7 +19,8 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 STEPS = 16
 SETTINGS = [
-    "warm_start.steps=60",
+    "warm_start.steps=30",
+    "warm_start.batch=8",
     f"train.steps={STEPS}",
     "eval.tasks=8",
     "rollout.groups=4",
@@ -103,7 +104,7 @@ def test_every_process_killed_once(start: Callable[..., subprocess.Popen[bytes]]
 
 def test_launcher_killed_then_resumed(start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "kill"
-    run = start(*SETTINGS, f"dir={tmp_path / 'runs'}")
+    run = start(*SETTINGS, "train.steps=6", f"dir={tmp_path / 'runs'}")
     wait_for("second step", lambda: steps_done(folder) >= 2, run, 240)
     run.kill()
     run.wait()
@@ -113,5 +114,6 @@ def test_launcher_killed_then_resumed(start: Callable[..., subprocess.Popen[byte
         time.sleep(0.1)
     resumed = start("--resume", str(folder))
     assert resumed.wait(timeout=300) == 0, (tmp_path / "train.log").read_text()[-4000:]
+    assert steps_done(folder) == 6
     checked = audit(folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr

@@ -15,14 +15,13 @@ from typing import NamedTuple
 import httpx
 
 from agentrl.core.http import free_port
-from agentrl.weights.vllm_plugin import lay_out
+from agentrl.weights.vllm_plugin import ENVIRONMENT, SERVE, lay_out
 
 START_S = 400.0
 """A busy machine of 2 cores has needed 150 s."""
 FLAGS = (
-    "--dtype", "float32", "--enforce-eager", "--enable-scale-out", "--enable-prompt-tokens-details",
-    "--block-size", "32", "--scheduling-policy", "priority", "--kv-cache-memory-bytes", "134217728",
-    "--weight-transfer-config", '{"backend":"staged"}', "--served-model-name", "policy", "--skip-tokenizer-init",
+    *SERVE, "--dtype", "float32", "--enforce-eager", "--block-size", "32", "--kv-cache-memory-bytes", "134217728",
+    "--skip-tokenizer-init",
 )  # fmt: skip
 
 
@@ -37,7 +36,7 @@ def vllm_server(python: str, model: Path, scratch: Path, *, version: int = 1) ->
     port = free_port()
     scratch.mkdir(parents=True, exist_ok=True)
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_CPU_KVCACHE_SPACE"} | {
-        "HF_HUB_OFFLINE": "1", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+        **ENVIRONMENT, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
         "PYTHONPATH": str(lay_out(scratch / "plugin")),
     }  # fmt: skip
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1"]

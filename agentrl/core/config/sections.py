@@ -81,6 +81,8 @@ class GatewayConfig(Section):
     max_attempts: int = Field(8, gt=0)
     """Tries of one call over replicas before it fails."""
     call_timeout_s: float = Field(120.0, gt=0)
+    keep_s: float = Field(3600.0, gt=0)
+    """How long a session's calls stay in gateway.db after its `wall_s` has passed; the buffer has its own copy."""
 
 
 class DockerConfig(Section):
@@ -220,6 +222,9 @@ class RolloutConfig(Section):
     resample_flat: bool = True
     """Replace groups whose rewards are all equal (DAPO), up to `flat_limit` for each group of a batch."""
     flat_limit: int = Field(1, ge=0)
+    keep_steps: int = Field(50, gt=0)
+    """Committed steps whose episodes stay whole in rollout.db; of older ones the facts stay, without tokens and
+    messages. At least as many as the kept checkpoints span."""
     limits: Limits = Limits(turns=6, tokens=640, wall_s=60.0)
     sampling: Sampling = Sampling(max_tokens=48)
     no_progress_s: float = Field(180.0, gt=0)

@@ -39,6 +39,10 @@ class GenerateRequest(Value):
     cache_salt: str = ""
     """Partitions the prefix cache; the gateway sends the policy version."""
     priority: int = 0
+    seed: int | None = None
+    """Repeats the draws of an earlier call with the same seed, as far as the engine's arithmetic does."""
+    json_schema: str = ""
+    """JSON text of a schema that the completion has to match; an engine that cannot see to that refuses the call."""
 
 
 class Completion(Value):

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from agentrl.core.http import Service
 from agentrl.core.types import Limits, SessionRequest, Trajectory
 from agentrl.testing.tokenizer import write_tiny_tokenizer
 from gateway.client import GatewayClient
@@ -32,13 +33,15 @@ def quiet_port() -> int:
 
 
 @asynccontextmanager
-async def gateway_process(folder: Path, port: int, admin: GatewayClient) -> AsyncIterator[asyncio.subprocess.Process]:
+async def gateway_process(folder: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
     script = Path(__file__).parent / "process.py"
     process = await asyncio.create_subprocess_exec(sys.executable, str(script), str(folder), str(port))
+    service = Service(f"http://127.0.0.1:{port}")
     try:
-        await until(admin.healthy)
+        await until(service.healthy)
         yield process
     finally:
+        await service.close()
         if process.returncode is None:
             process.kill()
         await process.wait()
@@ -67,13 +70,13 @@ async def test_killed_in_the_middle(tmp_path: Path, connect: Any) -> None:
         return got, await admin.seal(grant.id)
 
     try:
-        async with gateway_process(folder, port, admin) as first:
+        async with gateway_process(folder, port) as first:
             running = [asyncio.create_task(episode()) for _ in range(EPISODES)]
             await answered.wait()
             first.send_signal(signal.SIGKILL)
             await first.wait()
             assert not all(task.done() for task in running)
-        async with gateway_process(folder, port, admin):
+        async with gateway_process(folder, port):
             for got, (trajectory,) in await asyncio.gather(*running):
                 assert len(got) == TURNS
                 assert all(tuple(ids) == trajectory.token_ids[: len(ids)] for ids in got)

@@ -160,6 +160,24 @@ async def test_a_replica_that_is_not_accepting_gets_no_calls(
             await gateway.admin.set_replica("scripted://unknown", version=0, accepting=True)
 
 
+async def test_a_restarted_gateway_still_sends_no_calls_to_a_replica_that_updates(
+    start_gateway: StartGateway, connect: Any, say: Any
+) -> None:
+    engine = ScriptedEngine(lambda _: say("hello"))
+    async with start_gateway([engine]) as gateway:
+        await gateway.admin.set_replica(engine.url, version=0, accepting=False)
+    async with start_gateway([engine]) as gateway:
+        await all_live(gateway, [engine])
+        async with connect(await gateway.open(), max_retries=0) as client:
+            call = asyncio.create_task(client.chat.completions.create(model="policy", messages=[ASK]))
+            await asyncio.sleep(0.1)
+            assert not engine.requests
+            await gateway.admin.set_replica(engine.url, version=1, accepting=True)
+            await call
+    async with start_gateway([engine]) as gateway, connect(await gateway.open(), max_retries=0) as client:
+        await client.chat.completions.create(model="policy", messages=[ASK])
+
+
 async def test_a_replica_that_fell_behind_gets_no_calls(start_gateway: StartGateway, connect: Any, say: Any) -> None:
     engines = [ScriptedEngine(lambda _: say("a"), url=f"scripted://{n}", version=v) for n, v in enumerate((3, 5))]
     async with start_gateway(engines) as gateway:

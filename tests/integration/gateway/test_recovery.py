@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 
 from agentrl.core.db import sqlite_url
-from agentrl.core.errors import Conflict
+from agentrl.core.errors import Conflict, NotFound
 from agentrl.core.http import Service
-from agentrl.core.types import SessionGrant
+from agentrl.core.types import Limits, SessionGrant
 from agentrl.testing.engine import Reply, ScriptedEngine
-from gateway.store import SessionStore, open_store
+from gateway.store import SessionStore, nodes, open_store
 
-from .conftest import BASH, Gateway, StartGateway
+from .conftest import BASH, Gateway, StartGateway, until
 
 ASK = {"role": "user", "content": "list the files"}
 BODY = {"model": "policy", "messages": [ASK], "tools": [BASH]}
@@ -51,8 +52,14 @@ async def test_a_marked_retry_replays_the_answer(start_gateway: StartGateway, sa
         first = await post(gateway, grant, BODY)
         again = await post(gateway, grant, BODY, x_stainless_retry_count="2")
         assert again["choices"] == first["choices"]
+        counted = (await gateway.admin._service.request("GET", "/metrics")).text
         (trajectory,) = await gateway.admin.seal(grant.id)
     assert sum(trajectory.loss_mask) == len(say(calls=['{"command": "ls"}']))
+    calls = [line for line in counted.splitlines() if line.startswith("agentrl_gateway_calls_total{")]
+    assert calls == [
+        'agentrl_gateway_calls_total{outcome="ok"} 1.0',
+        'agentrl_gateway_calls_total{outcome="replayed"} 1.0',
+    ]
 
 
 async def test_a_call_outlives_its_connection(start_gateway: StartGateway, say: Any) -> None:
@@ -148,3 +155,36 @@ async def test_the_store_gives_back_what_it_was_given(start_gateway: StartGatewa
         linked = {"parent", "children"}
         fields = [field.name for field in dataclasses.fields(one) if field.name not in linked]
         assert [getattr(one, name) for name in fields] == [getattr(other, name) for name in fields]
+
+
+async def test_sessions_whose_time_is_long_over_leave_the_store(
+    start_gateway: StartGateway, say: Any, tmp_path: Path
+) -> None:
+    engine = ScriptedEngine(lambda _: say("a"))
+    async with start_gateway([engine]) as gateway:
+        over, abandoned = [await gateway.open(limits=Limits(wall_s=0.5)) for _ in range(2)]
+        running = await gateway.open()
+        for grant in (over, abandoned, running):
+            await post(gateway, grant, BODY)
+        sealed = await gateway.admin.seal(over.id)
+        await asyncio.sleep(0.5)
+        assert await gateway.admin.trajectories(over.id) == sealed, "for an hour it can be asked again"
+    async with start_gateway([engine], keep_s=0.001) as gateway:
+
+        async def purged() -> bool:
+            try:
+                await gateway.admin.trajectories(over.id)
+            except NotFound:
+                return True
+            return False
+
+        await until(purged)
+        with pytest.raises(NotFound):
+            await gateway.admin.seal(abandoned.id)
+        (trajectory,) = await gateway.admin.seal(running.id)
+    assert sum(trajectory.loss_mask) == len(say("a"))
+    database = await open_store(sqlite_url(tmp_path / "gateway.db"))
+    async with database.read() as connection:
+        left = set((await connection.execute(select(nodes.c.session_id))).scalars())
+    await database.close()
+    assert left == {running.id}

@@ -10,10 +10,12 @@ import pytest
 
 from agentrl.core.db import sqlite_url
 from agentrl.core.http import Service
+from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.types import Limits, Sampling
 from agentrl.testing.engine import ScriptedEngine
 from gateway.store import SessionStore, open_store
 from gateway.tree import Branch
+from gateway.wire.chat_messages import read_tools
 
 from .conftest import StartGateway
 
@@ -39,7 +41,12 @@ NEW = (1, None)
     ],
 )
 async def test_recorded_conversations(
-    start_gateway: StartGateway, say: Any, tmp_path: Path, name: str, expected: list[tuple[int, Branch | None]]
+    start_gateway: StartGateway,
+    renderer: ConversationRenderer,
+    say: Any,
+    tmp_path: Path,
+    name: str,
+    expected: list[tuple[int, Branch | None]],
 ) -> None:
     exchanges = [e for e in json.loads((RECORDED / f"{name}.json").read_text()) if e["method"] == "POST"]
     said = []
@@ -47,7 +54,12 @@ async def test_recorded_conversations(
         reply = exchange["reply"]
         calls = [call["arguments"] for call in reply["tool_calls"]]
         names = [call["name"] for call in reply["tool_calls"]]
-        said.append(say(reply["text"], reasoning=reply["reasoning"], calls=calls, names=names))
+        whole = say(reply["text"], reasoning=reply["reasoning"], calls=calls, names=names)
+        if exchange["body"].get("tool_choice") == "required":
+            # The gateway itself begins the call that is demanded.
+            tools = read_tools(exchange["body"]["tools"])
+            whole = say(calls=calls, names=names)[len(renderer.opening(tools)) :]
+        said.append(whole)
     if name.endswith("cut1"):
         said[0] = said[0][:-1]
     engine = ScriptedEngine(said, context=60_000)

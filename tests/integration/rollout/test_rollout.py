@@ -8,19 +8,21 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func, select
 
 from agentrl.core.errors import NoProgress
 from agentrl.core.http import Service, free_port
 from agentrl.core.protocols import AgentContext, Batch
 from agentrl.core.types import Limits, Message, SandboxSpec, SandboxState, Scored, Task
+from agentrl.rollout.acceptance import judge
 from agentrl.rollout.audit import audit
 from agentrl.rollout.evaluate import load_evaluation
 from agentrl.rollout.service import Listen, Rooms, run_rollout
-from agentrl.rollout.store import Store
-from agentrl.rollout.tables import episodes, groups, samples
+from agentrl.rollout.store import Issue, Store
+from agentrl.rollout.tables import PRUNED, claims, episodes, groups, samples
 from agentrl.testing.agent import ScriptedAgent
 from agentrl.testing.environment import PlainEnvironment
+from agentrl.testing.episodes import scripted_episode
 
 
 def _lags(batch: Batch, *, version: int) -> list[int]:
@@ -38,6 +40,28 @@ async def test_every_form_trains_within_its_lag(world: Any, make_config: Any, fo
     report = await audit(world.database)
     assert report.ok
     assert (report.groups["trained"], report.steps) == (12, 4)
+
+
+async def test_a_long_run_keeps_the_tokens_of_its_last_steps(world: Any, make_config: Any) -> None:
+    world.config = make_config(steps=6, keep_steps=1)
+
+    async def oldest_whole() -> int:
+        query = select(func.min(claims.c.step)).join(episodes, episodes.c.group_id == claims.c.group_id)
+        async with world.database.read() as connection:
+            return int(await connection.scalar(query.where(episodes.c.payload != PRUNED)) or 0)
+
+    async def train() -> None:
+        await world.train(steps=5)
+        # The two checkpoints that are kept go back as far as step 4.
+        async with asyncio.timeout(20):
+            while await oldest_whole() < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        await world.train(after=5, version=6, steps=1)
+
+    await asyncio.gather(world.rollout().run(), train())
+    report = await audit(world.database)
+    assert report.ok, report.findings
+    assert report.steps == 6
 
 
 async def test_a_fifth_of_the_rewards_failing_leaves_no_trace_in_any_sample(
@@ -221,6 +245,37 @@ async def test_the_policy_is_evaluated_every_so_many_steps(world: Any, make_conf
         # The training goes on meanwhile, and an evaluation says which versions it saw.
         assert min(found.versions) >= at_least
     assert await load_evaluation(world.database, "step-5") is None
+
+
+async def test_a_restart_measures_no_policy_under_an_earlier_steps_name(world: Any, make_config: Any) -> None:
+    world.config = make_config(steps=6, eval_tasks=3)
+    first = asyncio.create_task(world.rollout().run())
+    await world.train(steps=4)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    world.config = make_config(steps=6, eval_tasks=3, eval_every=2)
+    await asyncio.gather(world.rollout().run(), world.train(after=4, version=5))
+    assert await load_evaluation(world.database, "step-2") is None
+    found = await load_evaluation(world.database, "step-4")
+    assert found is not None
+    assert min(found.versions) >= 4
+
+
+async def test_a_flat_group_that_a_restart_completes_counts_against_the_budget(world: Any, make_config: Any) -> None:
+    store, version = Store(world.database), 3
+    await world.buffer.publish_version(version, step=0, path="v3")
+    ids = tuple(f"e{index}" for index in range(4))
+    task = next(iter(world.environment.tasks("train", 0)))
+    await store.issue(Issue("g000001", task, ids), position=1, version=version)
+    for index, id_ in enumerate(ids):
+        outcome = Scored(reward=0.0, verifier="1")
+        played = scripted_episode(id_, group_id="g000001", index=index, outcome=outcome, versions=(version,))
+        await store.finish(played, judge(played))
+    world.config = make_config(steps=1)
+    await asyncio.gather(world.rollout().run(), world.train(version=version))
+    async with world.database.read() as connection:
+        row = (await connection.execute(select(groups).where(groups.c.id == "g000001"))).one()
+    assert (row.state, row.reason, row.ended_version) == ("dropped", "flat", version)
 
 
 async def test_a_flat_environment_still_trains_within_its_resampling_budget(world: Any, make_config: Any) -> None:

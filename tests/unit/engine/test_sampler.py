@@ -77,3 +77,18 @@ def test_rows_do_not_influence_each_other(settings_of_rows: list[tuple[float, fl
 def test_rows_without_owner_are_drawn_in_vain() -> None:
     tokens, logprobs, ranks = sample(torch.zeros(3, 4), [None, seq(), None], torch.Generator().manual_seed(0))
     assert len(tokens) == len(logprobs) == len(ranks) == 3
+
+
+def test_a_row_with_its_own_generator_draws_the_same_in_any_company() -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(3))
+
+    def drawn(seed: int | None, company: int, shared: int) -> list[int]:
+        own = None if seed is None else torch.Generator().manual_seed(seed)
+        rows = [Sequence(id=str(i), prompt=[1], max_new=9) for i in range(company)]
+        rows.append(Sequence(id="own", prompt=[1], max_new=9, generator=own))
+        generator = torch.Generator().manual_seed(shared)
+        return [sample(logits.expand(len(rows), -1), rows, generator)[0][-1] for _ in range(20)]
+
+    assert drawn(7, 0, 1) == drawn(7, 3, 2)
+    assert drawn(7, 0, 1) != drawn(8, 0, 1)
+    assert drawn(None, 0, 1) != drawn(None, 0, 2)

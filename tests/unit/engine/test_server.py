@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import CONTEXT, VOCAB
+from fastapi import Request, Response
+from tiny_models import CONTEXT, VOCAB, publish, tiny_model
 
 from agentrl.core.config import EngineConfig
 from agentrl.core.errors import EngineError, RequestError, ServiceUnavailable, Unauthorized
@@ -76,6 +77,27 @@ async def test_weights_that_diverged_are_an_engine_error(model_folder: Folder) -
         with pytest.raises(EngineError, match="not a whole completion"):
             await engine.generate(request("a", 1, 2, 3))
         await engine.close()
+
+
+async def test_every_update_prepares_the_engine_anew(model_folder: Folder, tmp_path: Path) -> None:
+    """Since an engine that restarted between two updates, as vLLM may, knows nothing of the first."""
+    worker = build_worker(model_folder(), version=0, config=CONFIG)
+    app = create_engine_app(worker)
+    paths: list[str] = []
+
+    @app.middleware("http")
+    async def note(request: Request, handle: Callable[[Request], Awaitable[Response]]) -> Response:
+        paths.append(request.url.path)
+        return await handle(request)
+
+    async with serving(app) as url:
+        engine = EngineClient(url)
+        for version in (1, 2):
+            await engine.stage_weights(publish(tiny_model(), tmp_path, version))
+            await engine.commit_weights(version)
+        await engine.close()
+    update = ["/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update"]
+    assert paths == 2 * update
 
 
 async def test_context_of_the_config_bounds_the_model(model_folder: Folder) -> None:

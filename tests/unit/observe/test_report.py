@@ -21,8 +21,10 @@ from agentrl.observe.results import summary_table
 from agentrl.observe.summary import fingerprint, read_summary
 from agentrl.observe.view import Phase, RunView
 from agentrl.rollout.acceptance import judge
+from agentrl.rollout.buffer import Buffer
 from agentrl.rollout.episode import Player
 from agentrl.rollout.evaluate import evaluate, held_out
+from agentrl.rollout.staleness import Staleness
 from agentrl.rollout.store import Issue, Store, open_store_database
 from agentrl.testing.agent import ScriptedAgent
 from agentrl.testing.environment import PlainEnvironment
@@ -103,10 +105,13 @@ async def test_the_summary_holds_what_happened(places: Places, store: Database, 
     await evaluated(store, "step-1", 2)
     await evaluated(store, "after", 3)
     await trained(store)
+    buffer = Buffer(store, staleness=Staleness(limit=0, groups=1, paced=True), min_scored=1)
+    await buffer.take(1, version=0, groups=1)
+    await buffer.commit(1, version=0, checkpoint="c1")
     written_metrics(places)
     summary = await write_report(places, view.config, view)
     assert read_summary(places.summary) == summary
-    assert (summary.eval_before, summary.eval_after, summary.steps) == (0.25, 0.75, 2)
+    assert (summary.eval_before, summary.eval_after, summary.steps) == (0.25, 0.75, 1)
     assert [found.label for found in summary.evaluations] == ["before", "step-1", "after"]
     assert (summary.reward_first, summary.reward_last) == (0.25, 0.75)
     assert (summary.mismatch_zero_lag_max, summary.mismatch_zero_lag_steps) == (3e-7, 2)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class MemoryWeights:
 
     def __init__(self, events: list[str]) -> None:
         self.published: dict[int, dict[str, Tensor]] = {}
+        self.manifests: dict[int, WeightManifest] = {}
         self.prompts: dict[int, tuple[int, ...]] = {}
         """What each version is probed with."""
         self._events = events
@@ -45,7 +47,14 @@ class MemoryWeights:
         ids = prompt or (1, 2, 3)
         answers = Probe(token_ids=ids, logprobs=probe(ids), tolerance=1e-4)
         manifest = WeightManifest(version=version, step=step, file="f", total_bytes=0, tensors=(), probe=answers)
+        self.manifests[version] = manifest
         return manifest, Path(f"v{version}/manifest.json")
+
+    def find(self, version: int, tensors: Mapping[str, Tensor]) -> tuple[WeightManifest, Path] | None:
+        held = self.published.get(version)
+        if held is None or not all(torch.equal(held[name], tensor) for name, tensor in tensors.items()):
+            return None
+        return self.manifests[version], Path(f"v{version}/manifest.json")
 
     def latest(self) -> int:
         return max(self.published, default=-1)
@@ -121,7 +130,7 @@ async def test_a_version_is_probed_with_less_than_a_whole_trajectory(tmp_path: P
     assert 0 < len(run.weights.prompts[1]) < len(whole)
 
 
-async def test_a_resume_republishes_the_checkpoint_as_a_new_version(tmp_path: Path) -> None:
+async def test_a_resume_serves_the_checkpoint_under_the_version_that_it_has(tmp_path: Path) -> None:
     run = Run(tmp_path)
     config = TrainConfig(steps=4)
     with pytest.raises(WeightsError):
@@ -130,11 +139,21 @@ async def test_a_resume_republishes_the_checkpoint_as_a_new_version(tmp_path: Pa
     assert (run.weights.latest(), await run.source.latest_version()) == (3, 2)
     run.source.events.clear()
     await run.process(config)
-    assert run.source.events[:6] == [
-        "rewind 3", "commit 3 step-000003", "publish 4", "apply 4", "record 4", "take 4",
-    ]  # fmt: skip
-    assert all(torch.equal(run.weights.published[3][n], t) for n, t in run.weights.published[4].items())
+    assert run.source.events[:5] == ["rewind 3", "commit 3 step-000003", "apply 3", "record 3", "take 4"]
     assert run.source.committed.keys() == {1, 2, 3, 4}
+
+
+async def test_a_checkpoint_before_the_newest_version_gets_a_new_number(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    config = TrainConfig(steps=4, checkpoint_every=2)
+    with pytest.raises(WeightsError):
+        await run.process(config, dies_at=4)
+    run.source.committed.pop(4)
+    shutil.rmtree(tmp_path / "step-000004")
+    run.source.events.clear()
+    await run.process(config)
+    assert run.source.events[:5] == ["rewind 2", "commit 2 step-000002", "publish 5", "apply 5", "record 5"]
+    assert all(torch.equal(run.weights.published[2][n], t) for n, t in run.weights.published[5].items())
 
 
 async def test_steps_since_the_checkpoint_are_given_back(tmp_path: Path) -> None:

@@ -59,6 +59,17 @@ def test_a_version_is_never_written_twice(tmp_path: Path) -> None:
         weights.publish(tensors(1), version=1, step=2, probe=flat)
 
 
+def test_a_version_is_found_by_what_it_holds(tmp_path: Path) -> None:
+    weights = store(tmp_path)
+    published = weights.publish(tensors(), version=1, step=1, probe=flat)
+    assert weights.find(1, tensors()) == published
+    assert weights.find(1, tensors(1)) is None
+    assert weights.find(2, tensors()) is None
+    file = published[1].parent / FILE
+    file.write_bytes(file.read_bytes()[:-7])
+    assert weights.find(1, tensors()) is None
+
+
 def test_a_draft_left_by_a_crash_is_no_version(tmp_path: Path) -> None:
     draft = tmp_path / ".v000001.draft"
     draft.mkdir()

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from agentrl.core.errors import EngineError, ServiceUnavailable, WeightsError
+from agentrl.core.protocols import EngineStatus
 from agentrl.core.telemetry import Metrics
 from agentrl.core.types import GenerateRequest, WeightManifest
 from agentrl.testing.engine import ScriptedEngine
@@ -225,3 +226,30 @@ async def test_a_bug_while_updating_ends_the_block(publish: Publish) -> None:
     with pytest.raises(KeyError, match="a bug"):
         async with updater.running():
             await updater.apply(*publish(0))
+
+
+class Foreign(ScriptedEngine):
+    """After `forget` it serves weights that carry no policy version, as vLLM does after a restart by itself."""
+
+    foreign = False
+
+    def forget(self) -> None:
+        self.foreign, self.version = True, -1
+
+    async def status(self) -> EngineStatus:
+        if self.foreign:
+            raise EngineError("the engine's weights are labelled 'default', not a policy version")
+        return await super().status()
+
+    async def commit_weights(self, version: int) -> None:
+        await super().commit_weights(version)
+        self.foreign = False
+
+
+async def test_a_replica_that_came_back_with_foreign_weights_is_brought_up_again(publish: Publish) -> None:
+    pool, engine = MemoryPool(), Foreign(reply, url="a")
+    updater = updater_of(pool, engine)
+    async with updater.running():
+        await updater.apply(*publish(4))
+        engine.forget()
+        await until(lambda: engine.version == 4 and pool.replicas["a"] == (4, True))
