@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from agentrl.core.config import parse_section, read_toml
 from agentrl.core.errors import ConfigError
@@ -61,6 +61,9 @@ class RolloutSection(Settings):
     """Bytes of a GPU that the trainer keeps while the engine has it (colocated): graphs, buffers, what isn't moved."""
     max_sequences: int | None = Field(None, gt=0)
     """Most sequences that an instance decodes at once (vLLM's max_num_seqs); by default only memory limits."""
+    in_flight: Literal["batch", "window"] | PositiveInt = "batch"
+    """Episodes admitted at once, over all instances (`rollout.concurrency` of a run): all of a step, the fewest with
+    which the engines are as fast as they get, or a number. It matters where episodes have an environment."""
     kv_offload: bool = False
     """KV of waiting turns is kept in host memory, so that each turn prefills only its new tokens."""
 
@@ -182,6 +185,11 @@ def check(plan: PlanInput) -> None:
     if instance > gpus:
         raise ConfigError(
             f"rollout.gpus_per_instance: {instance} exceeds the {gpus} GPUs of the rollout; at most {gpus}"
+        )
+    admitted, episodes = plan.rollout.in_flight, plan.workload.episodes
+    if isinstance(admitted, int) and admitted > episodes:
+        raise ConfigError(
+            f"rollout.in_flight: {admitted} exceeds the {episodes} episodes of a step; at most {episodes}"
         )
     split = plan.form.rollout_gpus
     if split is not None and split >= plan.cluster.gpus:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, fields
 
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.advice import advice
-from agentrl.plan.choice.agentic import ResidencyChoice, SandboxChoice, residency_choice, sandbox_choice
+from agentrl.plan.choice.agentic import (
+    ResidencyChoice,
+    SandboxChoice,
+    WindowChoice,
+    residency_choice,
+    sandbox_choice,
+    window_choice,
+)
 from agentrl.plan.choice.barrier import speedup
 from agentrl.plan.choice.forms import Form, Overlap
 from agentrl.plan.choice.nearest import nearest_cluster
@@ -54,6 +61,7 @@ class Choice:
     reliability: Reliability
     sandboxes: SandboxChoice | None
     residency: ResidencyChoice | None
+    window: WindowChoice | None
 
     @property
     def staleness(self) -> Staleness | None:
@@ -67,7 +75,7 @@ class Choice:
         for option in self.options:
             yield from (option.step_s, option.mfu, option.usd)
         yield from (*self.speedups, self.by_time, self.by_flops)
-        for part in (self.staleness, self.sync, self.reliability, self.sandboxes, self.residency):
+        for part in (self.staleness, self.sync, self.reliability, self.sandboxes, self.residency, self.window):
             yield from figures_of(part)
 
 
@@ -75,7 +83,7 @@ def figures_of(part: object) -> Iterator[Figure]:
     """The figures among the fields of a part and of its own parts, in their order; none of a part that is not there."""
     if isinstance(part, Figure):
         yield part
-    elif isinstance(part, Staleness | Cut | SyncCost | Reliability | SandboxChoice | ResidencyChoice):
+    elif isinstance(part, Staleness | Cut | SyncCost | Reliability | SandboxChoice | ResidencyChoice | WindowChoice):
         for field in fields(part):
             yield from figures_of(getattr(part, field.name))
 
@@ -100,6 +108,8 @@ def choose(plan: PlanInput) -> Choice:
     saving = reliability(plan, chosen.step_s, chosen.trainer_gpus)
     sandboxes = sandbox_choice(Sandboxes(plan, chosen.rollout)) if has_environment else None
     residency = residency_choice(chosen.rollout) if has_waiting_kv else None
+    queues = has_environment and plan.workload.turn_generation_s is None
+    window = window_choice(chosen.rollout) if queues else None
     ranked = tuple(sorted(fit, key=lambda option: option.step_s.value))
     return Choice(
         chosen=chosen,
@@ -107,7 +117,7 @@ def choose(plan: PlanInput) -> Choice:
         refused=refused,
         reasons=(
             *_reasons(plan, whole, chosen, fit),
-            *advice(chosen.step_s, sync, saving, sandboxes, residency),
+            *advice(chosen.step_s, sync, saving, sandboxes, residency, window),
         ),
         speedups=tuple(_speedup(fit[0], option) for option in fit),
         by_time=work_ratio(whole.generation, training.total, "generation_to_training_s"),
@@ -117,6 +127,7 @@ def choose(plan: PlanInput) -> Choice:
         reliability=saving,
         sandboxes=sandboxes,
         residency=residency,
+        window=window,
     )
 
 
@@ -167,8 +178,8 @@ def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Opti
     target, generation = plan.workload.rollout_target_s, chosen.rollout.generation
     if target is not None and generation.value > target:
         found.append(
-            f"generation takes {show(generation)} here, over workload.rollout_target_s = {target:g}, for which the "
-            "sandboxes are counted"
+            f"generation takes {show(generation)} here, over workload.rollout_target_s = {target:g}"
+            + ("" if plan.workload.turn_generation_s is None else ", for which the sandboxes are counted")
         )
     if plan.form.kind != "auto":
         found.append(f"form.kind = {plan.form.kind!r} was asked for")

@@ -14,7 +14,7 @@ from agentrl.plan.choice.dropping import begins_within, pool_share, streamed_tok
 from agentrl.plan.choice.forms import Form, Overlap, step_s
 from agentrl.plan.choice.phases import PlanPhases, continuation_s, syncs_of_step, waiting_s
 from agentrl.plan.choice.split import Split, fastest, split_at, split_curve
-from agentrl.plan.choice.staleness import Staleness, environment_of, episode_lengths, staleness
+from agentrl.plan.choice.staleness import Staleness, beside_tokens, episode_lengths, staleness
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Ledger, Rollout, build_ledger, step_mfu
@@ -79,19 +79,26 @@ def _staleness(plan: PlanInput, option: Option) -> Staleness:
     busy: Quantity
     interval = Figure("sync_interval_s", step.value / syncs.value, "s", f"{step.name} / syncs", (step, syncs))
     work, split = plan.workload, option.split
-    lengths, other = episode_lengths(work), environment_of(work)
+    lengths = episode_lengths(work)
     if split is None:
         busy = option.rollout.throughput
-        formula = f"{pace.name} x {step.name} / {busy.name}"
-        value = pace.value * step.value / busy.value
-        pace = Figure("paused_token_s", value, "s", formula, (pace, step, busy), "generation pauses for training")
+        full = Input("pool_share", 1.0, "share", "all places are taken")
+        pace = _paused("paused_token_s", pace, step, busy)
+        other = _paused("paused_beside_tokens_s", beside_tokens(option.rollout, full), step, busy)
         at_once = Input("taken_after", 0, "versions", "the trainer begins when its batch is there")
         return staleness(lengths, pace, other, interval, None, at_once, work.samples)
     busy = option.rollout.throughput if plan.form.at_limit == "wait" else split.throughput_s
     share = pool_share(busy, step, option.sync_s)
     pace, after = streamed_token_s(option.rollout, share), taken_after(split.training_s, step)
+    other = beside_tokens(option.rollout, share)
     begins = begins_within(option.rollout, pace, share, interval)
     return staleness(lengths, pace, other, interval, plan.form.max_lag, after, work.samples, begins)
+
+
+def _paused(name: str, part: Quantity, step: Quantity, busy: Quantity) -> Figure:
+    """What takes longer where generation pauses for training; an environment that ends meanwhile waits for it too."""
+    value, formula = part.value * step.value / busy.value, f"{part.name} x {step.name} / {busy.name}"
+    return Figure(name, value, "s", formula, (part, step, busy), "generation pauses for training")
 
 
 def _colocated(plan: PlanInput, form: Form) -> Option:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agentrl.plan.figure import Figure, Input, Quantity, total
+from agentrl.plan.ledger import Rollout
 from agentrl.plan.workload import Lengths, Workload
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -114,9 +115,14 @@ def episode_lengths(work: Workload) -> Lengths:
     return Lengths(kind="lognormal", mean=turns * turn.mean, sigma=sigma)
 
 
-def environment_of(work: Workload) -> Input:
-    """What a sample takes besides its tokens."""
-    return Input("episode_environment_s", work.turns * work.environment_s.mean, "s", "[workload] turns x mean")
+def beside_tokens(rollout: Rollout, share: Quantity) -> Figure:
+    """What a sample takes besides its tokens until its group is done: environment, and waits as the pool fills."""
+    work = rollout.plan.workload
+    slowest = work.environment_s.longest_sum(work.turns, work.samples)
+    environment = Input("group_environment_s", slowest, "s", "[workload] 1 - 1/samples quantile")
+    waits, value = rollout.waits, environment.value + rollout.waits.value * share.value
+    formula = f"{environment.name} + {waits.name} x {share.name}"
+    return Figure("beside_tokens_s", value, "s", formula, (environment, waits, share))
 
 
 def staleness(

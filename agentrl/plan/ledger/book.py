@@ -117,8 +117,10 @@ class Ledger:
         for stack in self.stacks:
             tables[f"Memory of a GPU, {stack.phase}"] = (*stack.parts, stack.used, stack.free)
         if self.plan.workload.environment_s.mean:
-            tables["Sandboxes"] = (sandbox.executions, sandbox.cpu_hours, sandbox.reward_hours, rollout.mean_episode,
-                                   sandbox.releasable, sandbox.stateful, sandbox.hosts)  # fmt: skip
+            tables["Sandboxes"] = (
+                sandbox.executions, sandbox.cpu_hours, sandbox.reward_hours, rollout.in_flight, rollout.mean_episode,
+                sandbox.releasable, sandbox.stateful, sandbox.hosts,
+            )  # fmt: skip
         tables["Cost"] = self.cost
         return tables
 

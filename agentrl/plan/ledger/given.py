@@ -70,6 +70,10 @@ class Given:
     def environment_s(self) -> Input:
         return Input("turn_environment_s", self.plan.workload.environment_s.mean, "s", self._work)
 
+    def measured_turn_s(self) -> Input:
+        """Of a plan that has it."""
+        return Input("turn_generation_s", self.plan.workload.turn_generation_s or 0.0, "s", self._work)
+
     @property
     def environment_cores(self) -> Input:
         return Input("environment_cores", self.plan.workload.environment_cores, "cores", self._work)

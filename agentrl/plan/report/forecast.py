@@ -31,8 +31,10 @@ def parameters_of(ledger: Ledger, option: Option, steps: int = STEPS, seed: int 
         sync_s += ledger.switch.value
     instances, per_sequence = int(rollout.instances.value), _sequence_s(rollout)
     turns = work.episodes * work.turns
-    # As the ledger has it: one batch in flight, if memory holds it; what waits for its environment needs none.
+    # What waits for its environment needs no memory. A batch is handed in by whole groups.
     held = math.ceil(work.prompts / instances) * work.samples
+    if plan.rollout.in_flight != "batch":
+        held = min(held, max(1, round(rollout.flight.in_flight.value)))
     decoding = min(held, int(rollout.capacity.value), plan.rollout.max_sequences or held)
     if not work.environment_s.mean:
         held = decoding

@@ -27,6 +27,7 @@ def sections(ledger: Ledger, choice: Choice) -> Mapping[str, tuple[Figure, ...]]
         streaming: figures_of(choice.staleness),
         f"Cost of weight sync, {chosen}": figures_of(choice.sync),
         f"Checkpoints and failures, {chosen}": figures_of(choice.reliability),
+        "Episodes in flight": figures_of(choice.window),
         "Holding or releasing sandboxes": figures_of(choice.sandboxes),
         "KV of waiting turns": figures_of(choice.residency),
     }

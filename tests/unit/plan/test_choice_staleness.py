@@ -11,7 +11,6 @@ from agentrl.plan.choice.correction import effective_samples
 from agentrl.plan.choice.staleness import (
     Cut,
     Staleness,
-    environment_of,
     episode_lengths,
     lag_shares,
     over_limit,
@@ -114,7 +113,8 @@ def test_turns_add_up_to_less_spread_than_one_long_response() -> None:
 def test_environment_and_buffer_age_a_sample_too() -> None:
     work = Workload(prompts=500, samples=8, response_tokens=Lengths(mean=400), turns=20, environment_s=Lengths(mean=30))
     token, interval = Input("token_s", 0.025, "s"), Input("interval_s", 150, "s")
-    found = staleness(episode_lengths(work), token, environment_of(work), interval, 8, group=work.samples)
+    environment = Input("environment_s", work.turns * work.environment_s.mean, "s")
+    found = staleness(episode_lengths(work), token, environment, interval, 8, group=work.samples)
     assert found.mean_lag.value == pytest.approx(20 * (400 * 0.025 + 30) / 150 + 1)
 
 
