@@ -43,6 +43,19 @@ class Option:
     notes: tuple[str, ...] = ()
 
     @property
+    def gpus(self) -> tuple[Figure, ...]:
+        """Those of each side; none when colocated."""
+        split = self.split
+        if split is None:
+            return ()
+        formula = f"of the fastest of {len(self.curve)} splits that fit in memory" if len(self.curve) > 1 else "given"
+        inputs = (split.throughput_s, split.tail_s, split.training_s, split.sync_s)
+        return (
+            Figure(f"rollout_gpus.{self.form}", split.rollout_gpus, "GPUs", formula, inputs, "choice.split"),
+            Figure(f"trainer_gpus.{self.form}", split.trainer_gpus, "GPUs", formula, inputs, "choice.split"),
+        )
+
+    @property
     def label(self) -> str:
         return self.form.value if self.split is None else f"{self.form} {self.split.label}"
 
