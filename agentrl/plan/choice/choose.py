@@ -24,10 +24,12 @@ from agentrl.plan.choice.forms import Form, Overlap
 from agentrl.plan.choice.nearest import nearest_cluster
 from agentrl.plan.choice.options import Option, Refused, option_of
 from agentrl.plan.choice.phases import syncs_of_step
+from agentrl.plan.choice.pretraining import Pretraining, pretraining
 from agentrl.plan.choice.reliability import Reliability, reliability
 from agentrl.plan.choice.split import work_ratio
 from agentrl.plan.choice.staleness import Cut, Staleness
 from agentrl.plan.choice.synchronization import SyncCost, sync_cost
+from agentrl.plan.choice.waiting import Waiting, waiting
 from agentrl.plan.figure import Figure, show
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout, Sandboxes, Training
@@ -62,6 +64,8 @@ class Choice:
     sandboxes: SandboxChoice | None
     residency: ResidencyChoice | None
     window: WindowChoice | None
+    waiting: Waiting
+    pretraining: Pretraining
 
     @property
     def staleness(self) -> Staleness | None:
@@ -75,15 +79,21 @@ class Choice:
         for option in self.options:
             yield from (option.step_s, option.mfu, option.usd)
         yield from (*self.speedups, self.by_time, self.by_flops)
-        for part in (self.staleness, self.sync, self.reliability, self.sandboxes, self.residency, self.window):
+        for part in (self.staleness, self.sync, self.reliability, self.sandboxes, self.residency, self.window,
+                     self.waiting, self.pretraining):  # fmt: skip
             yield from figures_of(part)
+
+
+PARTS = (
+    Staleness, Cut, SyncCost, Reliability, SandboxChoice, ResidencyChoice, WindowChoice, Waiting, Pretraining,
+)  # fmt: skip
 
 
 def figures_of(part: object) -> Iterator[Figure]:
     """The figures among the fields of a part and of its own parts, in their order; none of a part that is not there."""
     if isinstance(part, Figure):
         yield part
-    elif isinstance(part, Staleness | Cut | SyncCost | Reliability | SandboxChoice | ResidencyChoice | WindowChoice):
+    elif isinstance(part, PARTS):
         for field in fields(part):
             yield from figures_of(getattr(part, field.name))
 
@@ -110,6 +120,8 @@ def choose(plan: PlanInput) -> Choice:
     residency = residency_choice(chosen.rollout) if has_waiting_kv else None
     queues = has_environment and plan.workload.turn_generation_s is None
     window = window_choice(chosen.rollout) if queues else None
+    streaming = next((option for option in (chosen, *reversed(fit)) if option.staleness), None)
+    pipeline = next((option for option in fit if option.form is Form.ONE_STEP), None)
     ranked = tuple(sorted(fit, key=lambda option: option.step_s.value))
     return Choice(
         chosen=chosen,
@@ -122,12 +134,14 @@ def choose(plan: PlanInput) -> Choice:
         speedups=tuple(_speedup(fit[0], option) for option in fit),
         by_time=work_ratio(whole.generation, training.total, "generation_to_training_s"),
         by_flops=work_ratio(training.flops.decode, training.flops.train, "generation_to_training_flops"),
-        streaming=next((option for option in (chosen, *reversed(fit)) if option.staleness), None),
+        streaming=streaming,
         sync=sync,
         reliability=saving,
         sandboxes=sandboxes,
         residency=residency,
         window=window,
+        waiting=waiting(plan, whole, pipeline, streaming),
+        pretraining=pretraining(plan, training.flops.step, saving.run_s),
     )
 
 

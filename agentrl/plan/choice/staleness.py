@@ -16,7 +16,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.plan.figure import Figure, Input, Quantity, total
+from agentrl.plan.figure import Figure, Input, Quantity
 from agentrl.plan.ledger import Rollout
 from agentrl.plan.workload import Lengths, Workload
 
@@ -69,30 +69,6 @@ class Staleness:
 
 ONE_VERSION = Input("taken_after", 1, "versions", "the trainer is always busy")
 ANY_TIME = Input("begins_within", 1, "share", "at any moment of an interval")
-
-
-def version_lags(trainer_version: Quantity, versions: Sequence[Quantity]) -> tuple[Figure, ...]:
-    """Versions between sampling and training, one for each rollout."""
-    return tuple(
-        Figure(
-            f"lag_{at}",
-            trainer_version.value - version.value,
-            "versions",
-            f"{trainer_version.name} - {version.name}",
-            (trainer_version, version),
-        )
-        for at, version in enumerate(versions)
-    )
-
-
-def mean_lag(lags: Sequence[Quantity]) -> Figure:
-    summed = total("lag_sum", "versions", lags)
-    return Figure("mean_lag", summed.value / len(lags), "versions", f"lag_sum / {len(lags)}", (summed,))
-
-
-def max_lag(lags: Sequence[Quantity]) -> Figure:
-    names = ", ".join(lag.name for lag in lags)
-    return Figure("max_lag", max(lag.value for lag in lags), "versions", f"max({names})", tuple(lags))
 
 
 def typical_lag(generation_s: Quantity, wait_s: Quantity, interval_s: Quantity) -> Figure:

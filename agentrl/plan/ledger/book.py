@@ -7,19 +7,23 @@ figure in the whole ledger.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from agentrl.plan.figure import Figure, Input, Quantity, find, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import kv
-from agentrl.plan.ledger.decode import tail_free_gain
+from agentrl.plan.ledger.decode import tail_at_share, tail_free_gain
 from agentrl.plan.ledger.given import Given
-from agentrl.plan.ledger.memory import Stack, TrainerMemory, rollout_stack
+from agentrl.plan.ledger.memory import Stack, TrainerMemory, pinned_bytes, rollout_stack
 from agentrl.plan.ledger.mfu import Phase, step_mfu, waterfall
 from agentrl.plan.ledger.rollout import Rollout
 from agentrl.plan.ledger.sandboxes import Sandboxes
 from agentrl.plan.ledger.sync import Sync, switch_bytes, transfer_s
 from agentrl.plan.ledger.training import Training
+
+TAIL_SHARES = (30, 50, 70, 85)
+"""Percent of generation, for which the gain of not waiting is shown beside the plan's own."""
 
 
 class Ledger:
@@ -41,6 +45,24 @@ class Ledger:
         """The trainer's state of a GPU goes out to host memory before the rollout and comes back after it."""
         moved = switch_bytes(self.trainer_memory.state)
         return transfer_s("switch_s", moved, self.given.assumed("host_copy_bytes_per_s", "B/s"))
+
+    @cached_property
+    def pinned(self) -> Figure:
+        """Host memory of a node for what its GPUs move out while they generate."""
+        node = min(self.plan.cluster.gpus_per_node, self.plan.cluster.gpus)
+        return pinned_bytes(Input("node_gpus", node, source="[cluster]"), self.trainer_memory.state)
+
+    @cached_property
+    def gain_by_tail(self) -> tuple[Figure, ...]:
+        """What a step without its tail would gain if the tail were this share of generation."""
+        found = []
+        for percent in TAIL_SHARES:
+            share = Input(f"tail_share_of_{percent}", percent / 100, "share", "for comparison")
+            tail = tail_at_share(self.rollout.throughput, share)
+            generation = total(f"generation_with_{percent}_s", "s", (self.rollout.throughput, tail))
+            gain = tail_free_gain(share, generation, self.training.total)
+            found.append(replace(gain, name=f"tail_free_gain_at_{percent}"))
+        return tuple(found)
 
     @cached_property
     def step(self) -> Figure:
@@ -110,8 +132,9 @@ class Ledger:
                         rollout.prefill.seconds, rollout.throughput, rollout.tail, rollout.tail_share,
                         rollout.generation),
             "Training": (training.forward, training.update, memory.whole_state),
-            "Weight sync": (self.sync.bytes, *self.sync.by_method.values(), self.sync.nccl_bound, self.switch),
-            "Step": (self.step, self.mfu, gain),
+            "Weight sync": (self.sync.bytes, *self.sync.by_method.values(), self.sync.nccl_bound, self.switch,
+                            self.pinned),
+            "Step": (self.step, self.mfu, gain, *self.gain_by_tail),
             "MFU waterfall": self.waterfall,
         }  # fmt: skip
         for stack in self.stacks:

@@ -125,3 +125,14 @@ def tail_free_gain(share: Quantity, generation: Quantity, training: Quantity) ->
     value = 1 / (1 - share.value * generation.value / (generation.value + training.value))
     formula = f"1 / (1 - {share.name} x {generation.name} / ({generation.name} + {training.name}))"
     return Figure("tail_free_gain", value, "x", formula, (share, generation, training), _AREAL)
+
+
+def tail_at_share(throughput_s: Quantity, share: Quantity) -> Figure:
+    """The tail that makes up this share of generation, for asking how a form bears a longer one."""
+    return Figure(
+        f"tail_at_{share.name}_s",
+        throughput_s.value * share.value / (1 - share.value),
+        "s",
+        f"{throughput_s.name} x {share.name} / (1 - {share.name})",
+        (throughput_s, share),
+    )

@@ -29,6 +29,7 @@ def sections(ledger: Ledger, choice: Choice) -> Mapping[str, tuple[Figure, ...]]
     streaming = f"{STALENESS}, {TITLES[choice.streaming.form]}" if choice.streaming else ""
     parts = {
         "Time against FLOPs": (choice.by_time, choice.by_flops),
+        "Waiting": figures_of(choice.waiting),
         streaming: figures_of(choice.staleness),
         f"Cost of weight sync, {chosen}": figures_of(choice.sync),
         f"Checkpoints and failures, {chosen}": figures_of(choice.reliability),
@@ -36,6 +37,7 @@ def sections(ledger: Ledger, choice: Choice) -> Mapping[str, tuple[Figure, ...]]
         f"Holding or releasing sandboxes, {chosen}": figures_of(choice.sandboxes),
         f"KV of waiting turns, {chosen}": figures_of(choice.residency),
     }
+    parts["Against pretraining on the same GPUs"] = figures_of(choice.pretraining)
     known = {part.name: part.value for figure in ledger.figures() for part in figure.walk()}
     found = {}
     for title, figures in parts.items():

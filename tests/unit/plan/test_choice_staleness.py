@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.plan.choice.correction import effective_samples
 from agentrl.plan.choice.staleness import (
     Cut,
     Staleness,
@@ -82,16 +81,6 @@ def test_the_typical_lag_is_the_one_of_a_response_that_starts_with_its_interval(
     found = typical_lag(Input("g", generation, "s"), Input("w", wait, "s"), Input("t", interval, "s"))
     spanned = (generation + wait) / interval
     assert found.value <= spanned < found.value + 1
-
-
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=50))
-def test_effective_samples_lie_between_one_and_all(weights: list[float]) -> None:
-    found = effective_samples([Input(f"w{at}", weight) for at, weight in enumerate(weights)]).value
-    assert 1 - 1e-9 <= found <= len(weights) * (1 + 1e-9)
-
-
-def test_equal_weights_lose_nothing() -> None:
-    assert effective_samples([Input(f"w{at}", 0.7) for at in range(9)]).value == pytest.approx(9)
 
 
 def test_long_responses_go_first() -> None:
