@@ -83,6 +83,8 @@ class TrainerSection(Settings):
     """Tokens of a model replica whose activations live at once."""
     model_parallel: int = Field(1, gt=0)
     """GPUs that share the activations of one micro-batch: tensor x context parallel ranks."""
+    pipeline_parallel: int = Field(1, gt=0)
+    """Stages of a model replica, each with its layers."""
     recompute_activations: bool = True
     """Keep only the inputs of layers and pay another forward pass."""
     memory_share: float = Field(0.9, gt=0, le=1)
@@ -121,6 +123,12 @@ class Assumptions(Settings):
     checkpoint_bytes_per_s: float = Field(10e9, gt=0)
     """The whole cluster's write rate to its file system."""
     object_store_bytes_per_s: float = Field(5e9, gt=0)
+    collective_latency_s: float = Field(10e-6, ge=0)
+    """Of an all-reduce or all-to-all of nothing."""
+    communication_overlap: float = Field(0.0, ge=0, le=1)
+    """Share of the ranks' communication that hides under compute."""
+    count_communication: bool = False
+    """Add the rest of it, and the pipeline's bubble, to times. Off: measured efficiencies have it inside."""
     count_attention: bool = False
     """Count the FLOPs of attention in times and MFU. Off: by parameters alone, as MFU figures usually are."""
 
@@ -185,6 +193,19 @@ def check(plan: PlanInput) -> None:
     if instance > gpus:
         raise ConfigError(
             f"rollout.gpus_per_instance: {instance} exceeds the {gpus} GPUs of the rollout; at most {gpus}"
+        )
+    trainer = plan.trainer
+    ranks = trainer.model_parallel * trainer.pipeline_parallel
+    if ranks > plan.cluster.gpus:
+        field = "model_parallel" if trainer.model_parallel > plan.cluster.gpus else "pipeline_parallel"
+        most = plan.cluster.gpus // (1 if field == "model_parallel" else trainer.model_parallel)
+        raise ConfigError(
+            f"trainer.{field}: a replica of {ranks} GPUs exceeds the cluster's {plan.cluster.gpus}; at most {most}"
+        )
+    if trainer.pipeline_parallel > plan.shape.layers:
+        raise ConfigError(
+            f"trainer.pipeline_parallel: {trainer.pipeline_parallel} stages of {plan.shape.layers} layers; at most "
+            f"{plan.shape.layers}"
         )
     admitted, episodes = plan.rollout.in_flight, plan.workload.episodes
     if isinstance(admitted, int) and admitted > episodes:

@@ -129,7 +129,7 @@ def _separate(plan: PlanInput, form: Form) -> Option:
     if plan.form.rollout_gpus is not None:
         curve: tuple[Split, ...] = (split_at(form, phases, plan.form.rollout_gpus, gpus - plan.form.rollout_gpus),)
     else:
-        units = plan.rollout.gpus_per_instance, plan.trainer.model_parallel
+        units = plan.rollout.gpus_per_instance, plan.trainer.model_parallel * plan.trainer.pipeline_parallel
         curve = split_curve(form, phases, gpus, rollout_unit=units[0], trainer_unit=units[1])
         if not curve:
             raise ConfigError(

@@ -47,6 +47,14 @@ class Ledger:
         return transfer_s("switch_s", moved, self.given.assumed("host_copy_bytes_per_s", "B/s"))
 
     @cached_property
+    def communication(self) -> tuple[Figure, ...]:
+        """Bytes of a GPU, and seconds by phase; in the step's time only with `assume.count_communication`."""
+        ranks, training = self.rollout.communication, self.training.communication
+        sent = (training.tensor_bytes, *training.shards, *([training.expert_bytes] if training.expert_bytes else []))
+        return (ranks.decode_step, ranks.decode, ranks.prefill, ranks.exposed, *sent, *training.parts,
+                training.exposed, self.training.bubble)  # fmt: skip
+
+    @cached_property
     def pinned(self) -> Figure:
         """Host memory of a node for what its GPUs move out while they generate."""
         node = min(self.plan.cluster.gpus_per_node, self.plan.cluster.gpus)
@@ -66,7 +74,13 @@ class Ledger:
 
     @cached_property
     def step(self) -> Figure:
-        parts = (self.rollout.generation, self.training.forward, self.training.update, self.switch)
+        parts = (
+            self.rollout.generation,
+            self.training.forward,
+            self.training.update,
+            *self.training.exposed,
+            self.switch,
+        )
         return total("step_s", "s", (*parts, self.sync.chosen(colocated=True)))
 
     @cached_property
@@ -88,6 +102,7 @@ class Ledger:
             Phase("tail", rollout.tail, gpus),
             Phase("forward", training.forward, gpus, self.flops.forward),
             Phase("train", training.update, gpus, self.flops.train),
+            *(Phase(part.name.removesuffix("_s"), part, gpus) for part in training.exposed),
             Phase("switch", self.switch, gpus),
             Phase("sync", self.sync.chosen(colocated=True), gpus),
         )
@@ -132,6 +147,7 @@ class Ledger:
                         rollout.prefill.seconds, rollout.throughput, rollout.tail, rollout.tail_share,
                         rollout.generation),
             "Training": (training.forward, training.update, memory.whole_state),
+            "Communication of ranks": self.communication,
             "Weight sync": (self.sync.bytes, *self.sync.by_method.values(), self.sync.nccl_bound, self.switch,
                             self.pinned),
             "Step": (self.step, self.mfu, gain, *self.gain_by_tail),

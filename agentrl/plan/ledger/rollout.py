@@ -12,6 +12,7 @@ from agentrl.core.errors import ConfigError
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import decode, kv
+from agentrl.plan.ledger.communication import RolloutCommunication
 from agentrl.plan.ledger.flight import Flight
 from agentrl.plan.ledger.given import Given
 from agentrl.plan.ledger.prefill import Prefill
@@ -150,8 +151,15 @@ class Rollout:
         return decode.instance_tokens_per_s(self.decoding, self.decode_step)
 
     @cached_property
+    def communication(self) -> RolloutCommunication:
+        return RolloutCommunication(self.plan, self.instances, self.decoding)
+
+    @cached_property
     def decode_busy(self) -> Figure:
-        return decode.decode_busy_s(self.tokens.sampled, self.instances, self.instance_rate)
+        busy = decode.decode_busy_s(self.tokens.sampled, self.instances, self.instance_rate)
+        if not self.plan.assume.count_communication:
+            return busy
+        return total("decode_and_communication_s", "s", (busy, self.communication.exposed))
 
     @cached_property
     def prefill(self) -> Prefill:

@@ -66,6 +66,13 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ),
         ("[cluster]", "[form]\nrollout_gpus = 64\n[cluster]", "64 leaves no GPU of 64 to the trainer; at most 63"),
         ("[cluster]", "[rollout]\nin_flight = 9000\n[cluster]", "9000 exceeds the 8192 episodes of a step; at most"),
+        ("[cluster]", "[trainer]\nmodel_parallel = 128\n[cluster]", r"trainer\.model_parallel: .* at most 64"),
+        (
+            "[cluster]",
+            "[trainer]\nmodel_parallel = 8\npipeline_parallel = 16\n[cluster]",
+            r"trainer\.pipeline_parallel: .* at most 8",
+        ),
+        ("[cluster]", "[trainer]\npipeline_parallel = 33\n[cluster]", "33 stages of 32 layers; at most 32"),
         ("[cluster]", "[form]\nkind = 'asink'\n[cluster]", r"form\.kind"),
         ("prompts", "prompts = [", "not valid TOML"),
     ],
