@@ -100,6 +100,8 @@ def explain(quantity: Quantity) -> str:
 
 
 _SCALES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+_LONG_S = 1e5
+"""Seconds from which days are easier to read."""
 _SCALED = ("B", "FLOP", "B/s", "FLOP/s", "tokens")
 
 
@@ -110,6 +112,8 @@ def show(quantity: Quantity) -> str:
         return f"{100 * value:.3g} %"
     if unit == "s" and 0 < abs(value) < 1:
         return f"{1000 * value:.3g} ms"
+    if unit == "s" and abs(value) >= _LONG_S:
+        return f"{value / 86_400:,.3g} days" if value < 1000 * 86_400 else f"{value / 86_400:,.0f} days"
     if unit in _SCALED:
         for scale, prefix in _SCALES:
             if abs(value) >= scale:

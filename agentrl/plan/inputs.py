@@ -6,11 +6,12 @@ with the nearest key named.
 
 from __future__ import annotations
 
+import difflib
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from agentrl.core.config import parse_section, read_toml
 from agentrl.core.errors import ConfigError
@@ -66,6 +67,15 @@ class RolloutSection(Settings):
     which the engines are as fast as they get, or a number. It matters where episodes have an environment."""
     kv_offload: bool = False
     """KV of waiting turns is kept in host memory, so that each turn prefills only its new tokens."""
+
+    @field_validator("in_flight", mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if given in ("batch", "window") or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
+            return given
+        near = difflib.get_close_matches(str(given), ("batch", "window"), n=1, cutoff=0.4)
+        nearest = repr(near[0]) if near else 1 if isinstance(given, int | float) else "'batch'"
+        raise ValueError(f"{given!r} is neither 'batch' nor 'window' nor a number from 1; nearest is {nearest}")
 
 
 class TrainerSection(Settings):

@@ -32,8 +32,8 @@ class Lengths(Settings):
     """Of the values after the cap. Computed from `values` for an empirical distribution."""
     cap: float | None = Field(None, ge=0)
     """No value exceeds it; what would is cut there."""
-    sigma: float = Field(1.0, gt=0)
-    """Standard deviation of the logarithm (lognormal)."""
+    sigma: float = Field(1.0, gt=0, le=5)
+    """Standard deviation of the logarithm (lognormal). Beyond 5 hardly any value is near the mean."""
     values: tuple[float, ...] = ()
     """Observed values (empirical)."""
 

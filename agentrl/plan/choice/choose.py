@@ -104,9 +104,12 @@ def choose(plan: PlanInput) -> Choice:
     fit = [option for option in found if isinstance(option, Option)]
     refused = tuple(option for option in found if isinstance(option, Refused))
     if not fit:
+        nearest = nearest_cluster(plan)
+        if nearest is None:
+            raise ConfigError(refused[0].why)
         raise ConfigError(
             f"cluster.gpus: {plan.cluster.gpus} {plan.gpu.name} run {plan.shape.name} in no form "
-            f"({refused[0].why}); nearest: {nearest_cluster(plan)}"
+            f"({refused[0].why}); nearest: {nearest}"
         )
     chosen = _own(plan, fit, refused) or _simplest_worth(fit)
     # Of separate pools: the colocated engine may not fit where a separate one does.
@@ -187,7 +190,7 @@ def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Opti
         if ratio < 1:
             enough = EVEN if _has_lag(option) is _has_lag(chosen) else WORTH
             how = f"{1 / ratio:.3f} x as fast, and is worth it from {enough:g} x"
-        found.append(f"{option.label} takes {option.step_s.value:.0f} s, {how}")
+        found.append(f"{option.label} takes {option.step_s.value:,.0f} s, {how}")
         found += [note for note in option.notes if "waits" in note]
     target, generation = plan.workload.rollout_target_s, chosen.rollout.generation
     if target is not None and generation.value > target:

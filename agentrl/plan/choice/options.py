@@ -168,7 +168,7 @@ def _waiting(plan: PlanInput, option: Option) -> tuple[str, ...]:
         if waiting_s(plan, option.form, free.rollout, lag).value <= generating
     )  # fmt: skip
     return (
-        f"{option.form} waits {lost:.0f} s a step for its longest episode so as not to exceed form.max_lag = "
+        f"{option.form} waits {lost:,.0f} s a step for its longest episode so as not to exceed form.max_lag = "
         f"{plan.form.max_lag}; from {least} it would not, or with form.at_limit = 'partial'",
     )
 
@@ -182,8 +182,8 @@ def _notes(best: Split, curve: Iterable[Split], node: int) -> tuple[str, ...]:
     found = []
     unbound = min(curve, key=lambda split: split.step_s.value)
     if unbound.step_s.value < best.step_s.value:
-        found.append(f"by time {unbound.label} would take {unbound.step_s.value:.0f} s, but {unbound.problems[0]}")
+        found.append(f"by time {unbound.label} would take {unbound.step_s.value:,.0f} s, but {unbound.problems[0]}")
     whole = fastest(split for split in curve if split.rollout_gpus % node == 0 and split.trainer_gpus % node == 0)
     if whole is not None and whole is not best:
-        found.append(f"in whole nodes {whole.label} takes {whole.step_s.value:.0f} s")
+        found.append(f"in whole nodes {whole.label} takes {whole.step_s.value:,.0f} s")
     return tuple(found)

@@ -17,7 +17,7 @@ from agentrl.plan.choice.barrier import (
 )
 from agentrl.plan.choice.options import Option
 from agentrl.plan.choice.split import rollout_gpus_by_time
-from agentrl.plan.choice.staleness import typical_lag
+from agentrl.plan.choice.staleness import episode_lengths, typical_lag
 from agentrl.plan.figure import Figure, Input, Quantity
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout, Training
@@ -39,6 +39,7 @@ class Waiting:
     trainer_load: Figure | None
     """rho of the queue between the pools of `async`."""
     typical_lag: Figure | None
+    """Of a group that takes its usual time, in the streaming form."""
     versions_spanned: Figure | None
 
 
@@ -61,12 +62,11 @@ def waiting(plan: PlanInput, whole: Rollout, one_step: Option | None, streaming:
             overlapped_s=overlapped,
             overlap_gain=replace(speedup(turns, overlapped), name="overlap_gain", unit="x"),
         )
-    if streaming is None:
+    if streaming is None or streaming.staleness is None:
         return found
-    step, rollout = streaming.step_s, streaming.rollout
-    syncs = plan.trainer.updates / plan.form.sync_every if streaming.split else 1.0
-    count = Input("syncs", syncs, source="[trainer] updates / [form] sync_every")
-    interval = Figure("sync_interval_s", step.value / count.value, "s", f"{step.name} / {count.name}", (step, count))
+    token, other, interval = streaming.staleness.lag_p50.inputs[:3]
+    group = Input("group_longest_tokens", episode_lengths(plan.workload).longest(plan.workload.samples), "tokens",
+                  "[workload] 1 - 1/samples quantile")  # fmt: skip
     after: Quantity = streaming.split.training_s if streaming.split else Input("wait_s", 0.0, "s", "taken at once")
     load = None
     if streaming.split is not None:
@@ -75,9 +75,15 @@ def waiting(plan: PlanInput, whole: Rollout, one_step: Option | None, streaming:
     return replace(
         found,
         trainer_load=load,
-        typical_lag=typical_lag(rollout.mean_episode, after, interval),
-        versions_spanned=versions_spanned(rollout.mean_episode, interval),
+        typical_lag=typical_lag(_done("group_done_s", group, token, other), after, interval),
+        versions_spanned=versions_spanned(_done("episode_done_s", mean, token, other), interval),
     )
+
+
+def _done(name: str, tokens: Quantity, token: Quantity, other: Quantity) -> Figure:
+    """Seconds of an episode in the streaming form, whose pool is as full as its step leaves it."""
+    value, formula = tokens.value * token.value + other.value, f"{tokens.name} x {token.name} + {other.name}"
+    return Figure(name, value, "s", formula, (tokens, token, other))
 
 
 def _rate(name: str, seconds: Quantity) -> Figure:

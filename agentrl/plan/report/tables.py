@@ -70,7 +70,7 @@ def named(ledger: Ledger, choice: Choice, name: str) -> Quantity:
 
 
 def forms_rows(choice: Choice) -> Rows:
-    head = ("form", "GPUs: generate + train", "step", "MFU", "$ a step", "")
+    head = ("form", "GPUs: generate + train", "step", "MFU", "GPU $ a step", "")
     rows = [
         (
             TITLES[option.form], option.split.label.replace(":", " + ") if option.split else "all do both",
