@@ -24,9 +24,10 @@ from agentrl.plan.figure import Figure
 from agentrl.plan.figure import explain as explanation
 from agentrl.plan.inputs import load
 from agentrl.plan.ledger import Ledger
-from agentrl.plan.report.export import as_json
+from agentrl.plan.report.export import as_json, tree_of
 from agentrl.plan.report.forecast import STEPS, simulate_choice
 from agentrl.plan.report.page import page
+from agentrl.plan.report.simulated import PREFIX, simulated_named
 from agentrl.plan.report.tables import STALENESS, forms_rows, named, sections, simulation_rows
 from agentrl.plan.simulate import Result
 
@@ -44,8 +45,12 @@ Words = Annotated[
 
 def command(
     words: Words = None,
-    explain: Annotated[str, typer.Option(help="Print formula, inputs and source of this figure.")] = "",
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON; write no report.")] = False,
+    explain: Annotated[
+        str, typer.Option(help="Print formula, inputs and source of this figure, simulated_* included.")
+    ] = "",
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object, an array for several files; write no report.")
+    ] = False,
     fit: Annotated[str, typer.Option(metavar="RUN", help="Fit a measured run: its name or folder.")] = "",
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder for the reports.")] = PLANS,
     steps: Annotated[int, typer.Option(min=0, help="Steps to simulate of each form; 0: none.")] = STEPS,
@@ -70,20 +75,23 @@ def command(
         return
     if not given:
         raise ConfigError("name a plan file, as in `agentrl plan examples/plan/8b_reasoning.toml`")
+    trees = []
     for path in map(Path, given):
         ledger, choice = _read(path)
         if explain:
-            typer.echo(explanation(named(ledger, choice, explain)))
+            typer.echo(_explanation(ledger, choice, explain, steps, seed))
             continue
         results = _simulate(ledger, choice, steps, seed, policies)
         if json:
-            typer.echo(as_json(ledger, choice, results))
+            trees.append(tree_of(ledger, choice, results))
             continue
         _show(console, ledger, choice, results)
         out.mkdir(parents=True, exist_ok=True)
         target = out / f"{path.stem}.html"
         target.write_text(page(ledger, choice, results))
         console.print(f"report: {target}", markup=False)
+    if trees:
+        typer.echo(as_json(trees))
 
 
 def _fit(console: Console, run: str, given: list[str]) -> None:
@@ -101,16 +109,32 @@ def _read(path: Path) -> tuple[Ledger, Choice]:
         raise ConfigError(f"{path}: {error.message}") from None
 
 
-def _simulate(ledger: Ledger, choice: Choice, steps: int, seed: int, every: bool) -> tuple[Result, ...]:
-    if not steps:
-        return ()
+def _explanation(ledger: Ledger, choice: Choice, name: str, steps: int, seed: int) -> str:
+    if not name.startswith(PREFIX):
+        return explanation(named(ledger, choice, name))
+    with _progress() as bar:
+        task = bar.add_task("", total=steps)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, description=name, completed=done, total=total)
+
+        return explanation(simulated_named(ledger, choice, name, steps, seed, tell))
+
+
+def _progress() -> Progress:
     console = Console(stderr=True)
     columns = (
         TextColumn("simulate {task.description}"),
         BarColumn(),
         TextColumn("{task.completed}/{task.total} steps"),
     )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _simulate(ledger: Ledger, choice: Choice, steps: int, seed: int, every: bool) -> tuple[Result, ...]:
+    if not steps:
+        return ()
+    with _progress() as bar:
         task = bar.add_task("", total=steps)
 
         def tell(what: str, done: int, total: int) -> None:
@@ -141,7 +165,7 @@ def _compare(console: Console, paths: list[str]) -> None:
     # What stands under the name of a form is compared where both plans show that form; the chosen one's always is.
     apart = {title for title in tables[0].keys() ^ tables[1].keys() if title.startswith(STALENESS)}
     figures = [
-        {figure.name: figure for title, table in shown.items() if title not in apart for figure in table}
+        {_plain(figure, choice): figure for title, table in shown.items() if title not in apart for figure in table}
         | _forms(choice)
         for shown, (_, choice) in zip(tables, plans, strict=True)
     ]
@@ -151,6 +175,11 @@ def _compare(console: Console, paths: list[str]) -> None:
     console.print(comparison_table((names[0], names[1]), figures[0], figures[1]))
     for name, (_, choice) in zip(names, plans, strict=True):
         console.print(f"{name}: {choice.chosen.label}, {choice.chosen.step_s.value:,.0f} s a step", markup=False)
+
+
+def _plain(figure: Figure, choice: Choice) -> str:
+    """A figure of the chosen form is compared with that of the other plan's, whichever form that is."""
+    return figure.name.removesuffix(f".{choice.chosen.form}")
 
 
 def _forms(choice: Choice) -> dict[str, Figure]:

@@ -60,6 +60,10 @@ def total(name: str, unit: str, parts: Iterable[Quantity]) -> Figure:
     return Figure(name, sum(part.value for part in parts), unit, " + ".join(part.name for part in parts), parts)
 
 
+def share_of(name: str, part: Quantity, whole: Quantity) -> Figure:
+    return Figure(name, part.value / whole.value, "share", f"{part.name} / {whole.name}", (part, whole))
+
+
 def find(figures: Iterable[Figure], name: str) -> Quantity:
     """The quantity called `name` among figures and all that they rest on. ConfigError names the nearest one."""
     known: dict[str, Quantity] = {}
@@ -95,7 +99,9 @@ def explain(quantity: Quantity) -> str:
     return "\n".join(lines)
 
 
-_SCALES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+_SCALES = ((1e24, "Y"), (1e21, "Z"), (1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+_LONG_S = 1e5
+"""Seconds from which days are easier to read."""
 _SCALED = ("B", "FLOP", "B/s", "FLOP/s", "tokens")
 
 
@@ -106,6 +112,8 @@ def show(quantity: Quantity) -> str:
         return f"{100 * value:.3g} %"
     if unit == "s" and 0 < abs(value) < 1:
         return f"{1000 * value:.3g} ms"
+    if unit == "s" and abs(value) >= _LONG_S:
+        return f"{value / 86_400:,.3g} days" if value < 1000 * 86_400 else f"{value / 86_400:,.0f} days"
     if unit in _SCALED:
         for scale, prefix in _SCALES:
             if abs(value) >= scale:

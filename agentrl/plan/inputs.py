@@ -6,11 +6,12 @@ with the nearest key named.
 
 from __future__ import annotations
 
+import difflib
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, field_validator, model_validator
 
 from agentrl.core.config import parse_section, read_toml
 from agentrl.core.errors import ConfigError
@@ -61,8 +62,20 @@ class RolloutSection(Settings):
     """Bytes of a GPU that the trainer keeps while the engine has it (colocated): graphs, buffers, what isn't moved."""
     max_sequences: int | None = Field(None, gt=0)
     """Most sequences that an instance decodes at once (vLLM's max_num_seqs); by default only memory limits."""
+    in_flight: Literal["batch", "window"] | PositiveInt = "batch"
+    """Episodes admitted at once, over all instances (`rollout.concurrency` of a run): all of a step, the fewest with
+    which the engines are as fast as they get, or a number. It matters where episodes have an environment."""
     kv_offload: bool = False
     """KV of waiting turns is kept in host memory, so that each turn prefills only its new tokens."""
+
+    @field_validator("in_flight", mode="before")
+    @classmethod
+    def _known(cls, given: Any) -> Any:
+        if given in ("batch", "window") or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
+            return given
+        near = difflib.get_close_matches(str(given), ("batch", "window"), n=1, cutoff=0.4)
+        nearest = repr(near[0]) if near else 1 if isinstance(given, int | float) else "'batch'"
+        raise ValueError(f"{given!r} is neither 'batch' nor 'window' nor a number from 1; nearest is {nearest}")
 
 
 class TrainerSection(Settings):
@@ -80,6 +93,8 @@ class TrainerSection(Settings):
     """Tokens of a model replica whose activations live at once."""
     model_parallel: int = Field(1, gt=0)
     """GPUs that share the activations of one micro-batch: tensor x context parallel ranks."""
+    pipeline_parallel: int = Field(1, gt=0)
+    """Stages of a model replica, each with its layers."""
     recompute_activations: bool = True
     """Keep only the inputs of layers and pay another forward pass."""
     memory_share: float = Field(0.9, gt=0, le=1)
@@ -118,6 +133,12 @@ class Assumptions(Settings):
     checkpoint_bytes_per_s: float = Field(10e9, gt=0)
     """The whole cluster's write rate to its file system."""
     object_store_bytes_per_s: float = Field(5e9, gt=0)
+    collective_latency_s: float = Field(10e-6, ge=0)
+    """Of an all-reduce or all-to-all of nothing."""
+    communication_overlap: float = Field(0.0, ge=0, le=1)
+    """Share of the ranks' communication that hides under compute."""
+    count_communication: bool = False
+    """Add the rest of it, and the pipeline's bubble, to times. Off: measured efficiencies have it inside."""
     count_attention: bool = False
     """Count the FLOPs of attention in times and MFU. Off: by parameters alone, as MFU figures usually are."""
 
@@ -182,6 +203,24 @@ def check(plan: PlanInput) -> None:
     if instance > gpus:
         raise ConfigError(
             f"rollout.gpus_per_instance: {instance} exceeds the {gpus} GPUs of the rollout; at most {gpus}"
+        )
+    trainer = plan.trainer
+    ranks = trainer.model_parallel * trainer.pipeline_parallel
+    if ranks > plan.cluster.gpus:
+        field = "model_parallel" if trainer.model_parallel > plan.cluster.gpus else "pipeline_parallel"
+        most = plan.cluster.gpus // (1 if field == "model_parallel" else trainer.model_parallel)
+        raise ConfigError(
+            f"trainer.{field}: a replica of {ranks} GPUs exceeds the cluster's {plan.cluster.gpus}; at most {most}"
+        )
+    if trainer.pipeline_parallel > plan.shape.layers:
+        raise ConfigError(
+            f"trainer.pipeline_parallel: {trainer.pipeline_parallel} stages of {plan.shape.layers} layers; at most "
+            f"{plan.shape.layers}"
+        )
+    admitted, episodes = plan.rollout.in_flight, plan.workload.episodes
+    if isinstance(admitted, int) and admitted > episodes:
+        raise ConfigError(
+            f"rollout.in_flight: {admitted} exceeds the {episodes} episodes of a step; at most {episodes}"
         )
     split = plan.form.rollout_gpus
     if split is not None and split >= plan.cluster.gpus:

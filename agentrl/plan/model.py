@@ -41,6 +41,8 @@ class Model:
     experts: int
     """In a mixture-of-experts layer; 0 in a dense model."""
     experts_per_token: int
+    sparse_layers: int
+    """Layers with experts."""
     attention: Attention
     source: str
 
@@ -53,8 +55,15 @@ class Model:
         if not self.is_moe:
             return self.parameters
         used = self.experts_per_token / self.experts
-        in_experts = (self.parameters - self.active_parameters) / (1 - used)
+        in_experts = self.parameters - self.parameters_outside_experts
         return self.parameters - in_experts * math.pow(1 - used, tokens)
+
+    @property
+    def parameters_outside_experts(self) -> float:
+        if not self.is_moe:
+            return self.parameters
+        used = self.experts_per_token / self.experts
+        return self.parameters - (self.parameters - self.active_parameters) / (1 - used)
 
     def kv_bytes_per_token(self, bytes_per_value: float = 2.0) -> float:
         return self.layers * self.attention.kv_values * bytes_per_value
@@ -108,6 +117,7 @@ def _parse(config: Mapping[str, Any], name: str, source: str) -> Model:
         active_parameters=every + sparse * (fixed + used * expert),
         experts=experts,
         experts_per_token=used,
+        sparse_layers=sparse,
         attention=attention,
         source=source,
     )

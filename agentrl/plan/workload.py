@@ -32,8 +32,8 @@ class Lengths(Settings):
     """Of the values after the cap. Computed from `values` for an empirical distribution."""
     cap: float | None = Field(None, ge=0)
     """No value exceeds it; what would is cut there."""
-    sigma: float = Field(1.0, gt=0)
-    """Standard deviation of the logarithm (lognormal)."""
+    sigma: float = Field(1.0, gt=0, le=5)
+    """Standard deviation of the logarithm (lognormal). Beyond 5 hardly any value is near the mean."""
     values: tuple[float, ...] = ()
     """Observed values (empirical)."""
 
@@ -145,7 +145,7 @@ class Workload(Settings):
     turn_generation_s: float | None = Field(None, gt=0)
     """Seconds to sample one turn; by default the ledger's own decode time."""
     rollout_target_s: float | None = Field(None, gt=0)
-    """Rollout is to take no longer than this; by default the ledger's own generation time."""
+    """Rollout is to take no longer than this. With `turn_generation_s`, the sandboxes are those that it takes."""
     reward_s: float = Field(0.0, ge=0)
     """CPU seconds to score one episode."""
 

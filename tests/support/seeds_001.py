@@ -5,12 +5,11 @@ P02's first formula stands in the answers of P03 and P05 to P10 as well, in plac
 
 from __future__ import annotations
 
+from batch_formulas import effective_samples, effective_share, max_lag, mean_lag, version_lags
 from seed_rows import Row, Unreproduced
 
 from agentrl.plan.choice.barrier import barrier_utilization, pipelined_s, queue_load, sequential_s, speedup
 from agentrl.plan.choice.checkpoints import young_interval_s
-from agentrl.plan.choice.correction import effective_samples, effective_share
-from agentrl.plan.choice.staleness import max_lag, mean_lag, version_lags
 from agentrl.plan.figure import Figure, Input
 from agentrl.plan.ledger.kv import kv_bytes, kv_bytes_per_token
 from agentrl.plan.ledger.memory import state_bytes

@@ -11,7 +11,7 @@ from agentrl.plan.figure import Figure, Input
 from agentrl.plan.ledger import Ledger, Rollout
 from agentrl.plan.ledger.decode import decode_step_s, instance_tokens_per_s
 from agentrl.plan.ledger.kv import kv_bytes, residency
-from agentrl.plan.ledger.prefill import mixed_prefill_s
+from agentrl.plan.ledger.prefill import mixed_prefill_s, prefill_s
 from agentrl.plan.ledger.sandboxes import cpu_hours, versions_spanned
 
 
@@ -28,6 +28,14 @@ def _held(unit: int = 1000) -> Figure:
 def _held_by_card() -> Figure:
     """KV of the 125 episodes on a card, in the page's binary units."""
     return kv_bytes("episodes_kv_bytes", Input("tokens", 125 * 20 * 1024), _book().rollout.kv_per_token)
+
+
+def _once() -> Figure:
+    """Prefill of every token of the step once, sampled ones too: the page shares no block that was sampled."""
+    rollout = _book().rollout
+    given = rollout.given
+    gpus, mfu = given.gpus("rollout_gpus", 32), given.assumed("prefill_mfu")
+    return prefill_s("prefill_once_s", rollout.tokens.all, given.active_parameters, gpus, given.peak_flops, mfu)
 
 
 def _residency() -> Figure:
@@ -64,12 +72,12 @@ ROWS = [
     Row("003 2.6 sampled tokens 32M", 32e6, lambda: _book().rollout.tokens.sampled),
     Row("003 2.6 tokens with everything cached 160M", 160e6, lambda: _book().rollout.tokens.all),
     Row("003 2.6 tokens with nothing cached 1.6B", 1.6e9, lambda: _book().rollout.tokens.prefill_cold),
-    Row("003 2.6 prefill of each token once 160 s", 160, lambda: _book().rollout.prefill.every_token_once),
+    Row("003 2.6 prefill of each token once 160 s", 160, lambda: _once()),
     Row("003 2.6 prefill with nothing cached 1600 s", 1600, lambda: _book().rollout.prefill.cold),
     Row(
         "003 2.6 prefill at the real residency 1400 s (printed pool)",
         1400,
-        lambda: mixed_prefill_s(_residency(), _book().rollout.prefill.every_token_once, _book().rollout.prefill.cold),
+        lambda: mixed_prefill_s(_residency(), _once(), _book().rollout.prefill.cold),
     ),
     Row("003 2.6 prefill at the real residency 1400 s (ledger)", 1400, lambda: _book().rollout.prefill.seconds),
     Row(

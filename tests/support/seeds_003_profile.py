@@ -5,10 +5,9 @@ from __future__ import annotations
 from seed_plans import plan_8b, plan_8b_ppo, plan_32b, plan_v3
 from seed_rows import Row, Unreproduced
 
-from agentrl.plan.choice.forms import tail_at_share
 from agentrl.plan.figure import Figure, Input
 from agentrl.plan.ledger import Ledger, Rollout, TrainerMemory
-from agentrl.plan.ledger.decode import tail_free_gain
+from agentrl.plan.ledger.decode import tail_at_share, tail_free_gain
 from agentrl.plan.ledger.kv import kv_of_memory
 
 

@@ -8,10 +8,10 @@ from seed_plans import plan, plan_8b, plan_32b, plan_v3
 from seed_rows import Row, Unreproduced
 
 from agentrl.plan.choice.checkpoints import checkpoint_write_s
-from agentrl.plan.choice.correction import continuation_flops, running_sequences, share_of_step
+from agentrl.plan.choice.correction import continuation_flops, running_sequences
 from agentrl.plan.choice.staleness import typical_lag
 from agentrl.plan.choice.synchronization import sync_bubble, sync_share
-from agentrl.plan.figure import Figure, Input
+from agentrl.plan.figure import Figure, Input, share_of
 from agentrl.plan.ledger import Ledger, Rollout, Sync, TrainerMemory
 from agentrl.plan.ledger.memory import pinned_bytes
 from agentrl.plan.ledger.sync import switch_bytes, transfer_s
@@ -144,7 +144,7 @@ ROWS = [
     Row(
         "003 2.5 prefilling them again 6 % of the step",
         0.06,
-        lambda: share_of_step(_again(), Ledger(plan_8b()).flops.step, "continuation_share"),
+        lambda: share_of("continuation_share", _again(), Ledger(plan_8b()).flops.step),
         rounded_to=0.01,
     ),
     Row("003 2.8 checkpoint of the 8B 128 GB", 128e9, lambda: _trainer("Llama-3-8B", 256).whole_state),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.plan.choice.agentic import ResidencyChoice, SandboxChoice
+from agentrl.plan.choice.agentic import ResidencyChoice, SandboxChoice, WindowChoice
 from agentrl.plan.choice.reliability import Reliability
 from agentrl.plan.choice.synchronization import SyncCost
 from agentrl.plan.figure import Quantity, show
@@ -17,6 +17,7 @@ def advice(
     saving: Reliability,
     sandboxes: SandboxChoice | None,
     residency: ResidencyChoice | None,
+    window: WindowChoice | None,
 ) -> tuple[str, ...]:
     found = []
     if sync.share.value > DEAR_SYNC:
@@ -33,6 +34,12 @@ def advice(
         found.append(
             f"of {show(sandboxes.stateful)} {show(sandboxes.excess)} wait for the model at any time: releasing them "
             f"between turns pays if saving and restoring one takes less than {show(sandboxes.break_even_s)}"
+        )
+    if window is not None and window.pays:
+        found.append(
+            f"{window.window_in_flight.value:,.0f} episodes in flight (rollout.in_flight = 'window') keep the "
+            f"engines as busy as {window.in_flight.value:,.0f}, and {show(window.window_residency)} of the KV on them: "
+            f"generation without its tail takes {show(window.window_throughput_s)}, not {show(window.throughput_s)}"
         )
     if residency is not None and residency.offload_pays:
         found.append(

@@ -1,16 +1,19 @@
-"""The two choices of multi-turn rollouts: whether a sandbox waits for its model, and whether KV waits for its sandbox.
+"""The choices of multi-turn rollouts: how many episodes to admit, whether a sandbox waits for its model, and whether KV
+waits for its sandbox.
 
 Called by `choose` when the workload has an environment.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.plan.figure import Figure, Quantity, total
 from agentrl.plan.ledger import Rollout, Sandboxes
 from agentrl.plan.ledger.given import Given
 
+WORTH = 0.9
+"""A window is proposed when it holds less than this share of what the plan admits."""
 _LITTLE = "Little 1961, A Proof for the Queuing Formula L = lambda W"
 
 
@@ -38,6 +41,40 @@ class ResidencyChoice:
     @property
     def offload_pays(self) -> bool:
         return self.offload_s.value < self.recompute_s.value
+
+
+@dataclass(frozen=True)
+class WindowChoice:
+    """What admitting fewer episodes at once than a batch would give."""
+
+    in_flight: Figure
+    """Of the plan."""
+    throughput_s: Figure
+    window_in_flight: Figure
+    """The fewest with which the engines are as fast as they get (`rollout.in_flight = 'window'`)."""
+    window_throughput_s: Figure
+    window_residency: Figure
+
+    @property
+    def pays(self) -> bool:
+        return self.window_in_flight.value < WORTH * self.in_flight.value
+
+
+def window_choice(rollout: Rollout) -> WindowChoice:
+    plan = rollout.plan
+    narrow = plan.model_copy(update={"rollout": plan.rollout.model_copy(update={"in_flight": "window"})})
+    window = Rollout(narrow, rollout.gpus, colocated=rollout.colocated)
+
+    def named(name: str, figure: Figure) -> Figure:
+        return replace(figure, name=name)
+
+    return WindowChoice(
+        rollout.in_flight,
+        rollout.throughput,
+        named("window_in_flight", window.in_flight),
+        named("window_throughput_s", window.throughput),
+        named("window_residency", window.prefill.residency),
+    )
 
 
 def excess_share(stateful: Quantity, releasable: Quantity) -> Figure:
@@ -91,12 +128,13 @@ def residency_choice(rollout: Rollout) -> ResidencyChoice:
         "host_kv_bytes",
         max(
             0.0,
-            given.episodes.value * rollout.context.value * per_token.value
+            rollout.in_flight.value * rollout.context.value * per_token.value
             - rollout.instances.value * rollout.pool.value,
         ),
         "B",
-        f"episodes x {rollout.context.name} x {per_token.name} - {rollout.instances.name} x {rollout.pool.name}",
-        (given.episodes, rollout.context, per_token, rollout.instances, rollout.pool),
+        f"{rollout.in_flight.name} x {rollout.context.name} x {per_token.name} "
+        f"- {rollout.instances.name} x {rollout.pool.name}",
+        (rollout.in_flight, rollout.context, per_token, rollout.instances, rollout.pool),
     )
     return ResidencyChoice(
         prefill.residency, prefill.seconds, total("offload_prefill_s", "s", (prefill.warm, copy)), held

@@ -11,16 +11,25 @@ from dataclasses import dataclass, fields
 
 from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.advice import advice
-from agentrl.plan.choice.agentic import ResidencyChoice, SandboxChoice, residency_choice, sandbox_choice
+from agentrl.plan.choice.agentic import (
+    ResidencyChoice,
+    SandboxChoice,
+    WindowChoice,
+    residency_choice,
+    sandbox_choice,
+    window_choice,
+)
 from agentrl.plan.choice.barrier import speedup
 from agentrl.plan.choice.forms import Form, Overlap
 from agentrl.plan.choice.nearest import nearest_cluster
 from agentrl.plan.choice.options import Option, Refused, option_of
 from agentrl.plan.choice.phases import syncs_of_step
+from agentrl.plan.choice.pretraining import Pretraining, pretraining
 from agentrl.plan.choice.reliability import Reliability, reliability
 from agentrl.plan.choice.split import work_ratio
 from agentrl.plan.choice.staleness import Cut, Staleness
 from agentrl.plan.choice.synchronization import SyncCost, sync_cost
+from agentrl.plan.choice.waiting import Waiting, waiting
 from agentrl.plan.figure import Figure, show
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout, Sandboxes, Training
@@ -54,6 +63,9 @@ class Choice:
     reliability: Reliability
     sandboxes: SandboxChoice | None
     residency: ResidencyChoice | None
+    window: WindowChoice | None
+    waiting: Waiting
+    pretraining: Pretraining
 
     @property
     def staleness(self) -> Staleness | None:
@@ -67,15 +79,21 @@ class Choice:
         for option in self.options:
             yield from (option.step_s, option.mfu, option.usd)
         yield from (*self.speedups, self.by_time, self.by_flops)
-        for part in (self.staleness, self.sync, self.reliability, self.sandboxes, self.residency):
+        for part in (self.staleness, self.sync, self.reliability, self.sandboxes, self.residency, self.window,
+                     self.waiting, self.pretraining):  # fmt: skip
             yield from figures_of(part)
+
+
+PARTS = (
+    Staleness, Cut, SyncCost, Reliability, SandboxChoice, ResidencyChoice, WindowChoice, Waiting, Pretraining,
+)  # fmt: skip
 
 
 def figures_of(part: object) -> Iterator[Figure]:
     """The figures among the fields of a part and of its own parts, in their order; none of a part that is not there."""
     if isinstance(part, Figure):
         yield part
-    elif isinstance(part, Staleness | Cut | SyncCost | Reliability | SandboxChoice | ResidencyChoice):
+    elif isinstance(part, PARTS):
         for field in fields(part):
             yield from figures_of(getattr(part, field.name))
 
@@ -86,9 +104,12 @@ def choose(plan: PlanInput) -> Choice:
     fit = [option for option in found if isinstance(option, Option)]
     refused = tuple(option for option in found if isinstance(option, Refused))
     if not fit:
+        nearest = nearest_cluster(plan)
+        if nearest is None:
+            raise ConfigError(refused[0].why)
         raise ConfigError(
             f"cluster.gpus: {plan.cluster.gpus} {plan.gpu.name} run {plan.shape.name} in no form "
-            f"({refused[0].why}); nearest: {nearest_cluster(plan)}"
+            f"({refused[0].why}); nearest: {nearest}"
         )
     chosen = _own(plan, fit, refused) or _simplest_worth(fit)
     # Of separate pools: the colocated engine may not fit where a separate one does.
@@ -100,6 +121,10 @@ def choose(plan: PlanInput) -> Choice:
     saving = reliability(plan, chosen.step_s, chosen.trainer_gpus)
     sandboxes = sandbox_choice(Sandboxes(plan, chosen.rollout)) if has_environment else None
     residency = residency_choice(chosen.rollout) if has_waiting_kv else None
+    queues = has_environment and plan.workload.turn_generation_s is None
+    window = window_choice(chosen.rollout) if queues else None
+    streaming = next((option for option in (chosen, *reversed(fit)) if option.staleness), None)
+    pipeline = next((option for option in fit if option.form is Form.ONE_STEP), None)
     ranked = tuple(sorted(fit, key=lambda option: option.step_s.value))
     return Choice(
         chosen=chosen,
@@ -107,16 +132,19 @@ def choose(plan: PlanInput) -> Choice:
         refused=refused,
         reasons=(
             *_reasons(plan, whole, chosen, fit),
-            *advice(chosen.step_s, sync, saving, sandboxes, residency),
+            *advice(chosen.step_s, sync, saving, sandboxes, residency, window),
         ),
         speedups=tuple(_speedup(fit[0], option) for option in fit),
         by_time=work_ratio(whole.generation, training.total, "generation_to_training_s"),
         by_flops=work_ratio(training.flops.decode, training.flops.train, "generation_to_training_flops"),
-        streaming=next((option for option in (chosen, *reversed(fit)) if option.staleness), None),
+        streaming=streaming,
         sync=sync,
         reliability=saving,
         sandboxes=sandboxes,
         residency=residency,
+        window=window,
+        waiting=waiting(plan, whole, pipeline, streaming),
+        pretraining=pretraining(plan, training.flops.step, saving.run_s),
     )
 
 
@@ -162,13 +190,13 @@ def _reasons(plan: PlanInput, whole: Rollout, chosen: Option, fit: Sequence[Opti
         if ratio < 1:
             enough = EVEN if _has_lag(option) is _has_lag(chosen) else WORTH
             how = f"{1 / ratio:.3f} x as fast, and is worth it from {enough:g} x"
-        found.append(f"{option.label} takes {option.step_s.value:.0f} s, {how}")
+        found.append(f"{option.label} takes {option.step_s.value:,.0f} s, {how}")
         found += [note for note in option.notes if "waits" in note]
     target, generation = plan.workload.rollout_target_s, chosen.rollout.generation
     if target is not None and generation.value > target:
         found.append(
-            f"generation takes {show(generation)} here, over workload.rollout_target_s = {target:g}, for which the "
-            "sandboxes are counted"
+            f"generation takes {show(generation)} here, over workload.rollout_target_s = {target:g}"
+            + ("" if plan.workload.turn_generation_s is None else ", for which the sandboxes are counted")
         )
     if plan.form.kind != "auto":
         found.append(f"form.kind = {plan.form.kind!r} was asked for")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from agentrl.plan.choice.staleness import environment_of, episode_lengths, group_lengths, over_limit
+from agentrl.plan.choice.staleness import beside_tokens, episode_lengths, group_lengths, over_limit
 from agentrl.plan.figure import Figure, Input, Quantity
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Rollout
@@ -80,13 +80,13 @@ def _curve(
     """A share that is sampled again, and the share that is then over the limit."""
     work, throughput, training = plan.workload, rollout.throughput.value, training_s.value
     idle, full = rollout.tail_step.value, rollout.decode_step.value
-    other = environment_of(work).value
     _, longest = group_lengths(episode_lengths(work), work.samples)
     for share in np.arange(0.0, MOST_DROPPED, FINENESS).tolist():
         busy = throughput / (1 - share)
         step = max(busy, training) + sync_s.value
         used = min(1.0, busy / max(busy, training))
         pace = _pace(idle, full, used)
+        other = beside_tokens(rollout, Input("pool_share", used, "share")).value
         lags = (longest * pace + other) * syncs.value / step + min(1.0, training / step)
         begins = _begins(work.sampled_tokens * pace * syncs.value / step, used, idle / full)
         yield share, float(over_limit(lags, plan.form.max_lag, begins).mean())

@@ -76,14 +76,3 @@ def step_s(
         value = generating.value + training_s.value + added
         formula = " + ".join((generating.name, *(part.name for part in rest)))
     return Figure(f"step_s.{form}", value, "s", formula, (generating, *rest))
-
-
-def tail_at_share(throughput_s: Quantity, share: Quantity) -> Figure:
-    """The tail that makes up this share of generation, for asking how a form bears a longer one."""
-    return Figure(
-        "tail_s",
-        throughput_s.value * share.value / (1 - share.value),
-        "s",
-        f"{throughput_s.name} x {share.name} / (1 - {share.name})",
-        (throughput_s, share),
-    )

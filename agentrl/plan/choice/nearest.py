@@ -49,8 +49,9 @@ def least_gpus(plan: PlanInput, gpu: str) -> int | None:
     return math.ceil(max(trainer, instance) / node) * node
 
 
-def nearest_cluster(plan: PlanInput) -> str:
-    """Words for an error: more of the same GPU, and the smallest GPU of which the same number is enough."""
+def nearest_cluster(plan: PlanInput) -> str | None:
+    """Words for an error: more of the same GPU, and the smallest GPU of which the same number is enough. None where no
+    cluster helps, since the activations of a micro-batch do not fit."""
     choices = []
     more = least_gpus(plan, plan.gpu.name)
     if more is not None:
@@ -64,4 +65,6 @@ def nearest_cluster(plan: PlanInput) -> str:
             size = least_instance(plan, gpu.name)
             choices.append(f"{plan.cluster.gpus} {gpu.name} with rollout.gpus_per_instance = {size}")
             break
+    if not choices and TrainerMemory(plan, plan.cluster.gpus).least_gpus == 0:
+        return None
     return " or ".join(choices) or "a smaller model"

@@ -14,7 +14,7 @@ from agentrl.plan.choice.dropping import begins_within, pool_share, streamed_tok
 from agentrl.plan.choice.forms import Form, Overlap, step_s
 from agentrl.plan.choice.phases import PlanPhases, continuation_s, syncs_of_step, waiting_s
 from agentrl.plan.choice.split import Split, fastest, split_at, split_curve
-from agentrl.plan.choice.staleness import Staleness, environment_of, episode_lengths, staleness
+from agentrl.plan.choice.staleness import Staleness, beside_tokens, episode_lengths, staleness
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import Ledger, Rollout, build_ledger, step_mfu
@@ -41,6 +41,19 @@ class Option:
     staleness: Staleness | None = None
     """None where all samples have the same lag: 0, or 1 in `one_step`."""
     notes: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> tuple[Figure, ...]:
+        """Those of each side; none when colocated."""
+        split = self.split
+        if split is None:
+            return ()
+        formula = f"of the fastest of {len(self.curve)} splits that fit in memory" if len(self.curve) > 1 else "given"
+        inputs = (split.throughput_s, split.tail_s, split.training_s, split.sync_s)
+        return (
+            Figure(f"rollout_gpus.{self.form}", split.rollout_gpus, "GPUs", formula, inputs, "choice.split"),
+            Figure(f"trainer_gpus.{self.form}", split.trainer_gpus, "GPUs", formula, inputs, "choice.split"),
+        )
 
     @property
     def label(self) -> str:
@@ -79,19 +92,26 @@ def _staleness(plan: PlanInput, option: Option) -> Staleness:
     busy: Quantity
     interval = Figure("sync_interval_s", step.value / syncs.value, "s", f"{step.name} / syncs", (step, syncs))
     work, split = plan.workload, option.split
-    lengths, other = episode_lengths(work), environment_of(work)
+    lengths = episode_lengths(work)
     if split is None:
         busy = option.rollout.throughput
-        formula = f"{pace.name} x {step.name} / {busy.name}"
-        value = pace.value * step.value / busy.value
-        pace = Figure("paused_token_s", value, "s", formula, (pace, step, busy), "generation pauses for training")
+        full = Input("pool_share", 1.0, "share", "all places are taken")
+        pace = _paused("paused_token_s", pace, step, busy)
+        other = _paused("paused_beside_tokens_s", beside_tokens(option.rollout, full), step, busy)
         at_once = Input("taken_after", 0, "versions", "the trainer begins when its batch is there")
         return staleness(lengths, pace, other, interval, None, at_once, work.samples)
     busy = option.rollout.throughput if plan.form.at_limit == "wait" else split.throughput_s
     share = pool_share(busy, step, option.sync_s)
     pace, after = streamed_token_s(option.rollout, share), taken_after(split.training_s, step)
+    other = beside_tokens(option.rollout, share)
     begins = begins_within(option.rollout, pace, share, interval)
     return staleness(lengths, pace, other, interval, plan.form.max_lag, after, work.samples, begins)
+
+
+def _paused(name: str, part: Quantity, step: Quantity, busy: Quantity) -> Figure:
+    """What takes longer where generation pauses for training; an environment that ends meanwhile waits for it too."""
+    value, formula = part.value * step.value / busy.value, f"{part.name} x {step.name} / {busy.name}"
+    return Figure(name, value, "s", formula, (part, step, busy), "generation pauses for training")
 
 
 def _colocated(plan: PlanInput, form: Form) -> Option:
@@ -109,7 +129,7 @@ def _separate(plan: PlanInput, form: Form) -> Option:
     if plan.form.rollout_gpus is not None:
         curve: tuple[Split, ...] = (split_at(form, phases, plan.form.rollout_gpus, gpus - plan.form.rollout_gpus),)
     else:
-        units = plan.rollout.gpus_per_instance, plan.trainer.model_parallel
+        units = plan.rollout.gpus_per_instance, plan.trainer.model_parallel * plan.trainer.pipeline_parallel
         curve = split_curve(form, phases, gpus, rollout_unit=units[0], trainer_unit=units[1])
         if not curve:
             raise ConfigError(
@@ -148,7 +168,7 @@ def _waiting(plan: PlanInput, option: Option) -> tuple[str, ...]:
         if waiting_s(plan, option.form, free.rollout, lag).value <= generating
     )  # fmt: skip
     return (
-        f"{option.form} waits {lost:.0f} s a step for its longest episode so as not to exceed form.max_lag = "
+        f"{option.form} waits {lost:,.0f} s a step for its longest episode so as not to exceed form.max_lag = "
         f"{plan.form.max_lag}; from {least} it would not, or with form.at_limit = 'partial'",
     )
 
@@ -162,8 +182,8 @@ def _notes(best: Split, curve: Iterable[Split], node: int) -> tuple[str, ...]:
     found = []
     unbound = min(curve, key=lambda split: split.step_s.value)
     if unbound.step_s.value < best.step_s.value:
-        found.append(f"by time {unbound.label} would take {unbound.step_s.value:.0f} s, but {unbound.problems[0]}")
+        found.append(f"by time {unbound.label} would take {unbound.step_s.value:,.0f} s, but {unbound.problems[0]}")
     whole = fastest(split for split in curve if split.rollout_gpus % node == 0 and split.trainer_gpus % node == 0)
     if whole is not None and whole is not best:
-        found.append(f"in whole nodes {whole.label} takes {whole.step_s.value:.0f} s")
+        found.append(f"in whole nodes {whole.label} takes {whole.step_s.value:,.0f} s")
     return tuple(found)

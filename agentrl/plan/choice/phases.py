@@ -109,7 +109,8 @@ def waiting_s(plan: PlanInput, form: Form, rollout: Rollout, max_lag: int) -> Fi
 
     An episode may take `max_lag` sync intervals, less the half that has passed, on average, when it begins. A pool that
     waits for T seconds a step fills throughput / T of its places, and its decode step falls from that of full instances
-    towards that of the last sequence: T = (longest x pace(T) + environment) / room is a quadratic equation.
+    towards that of the last sequence, its waits towards none: T = (longest x pace(T) + environment + waits(T)) / room
+    is a quadratic equation.
     """
     work, syncs, throughput = plan.workload, syncs_of_step(plan, form), rollout.throughput
     limit = Input("max_lag", max_lag, "versions", "[form]")
@@ -117,15 +118,17 @@ def waiting_s(plan: PlanInput, form: Form, rollout: Rollout, max_lag: int) -> Fi
     longest_s = work.environment_s.longest_sum(work.turns, work.episodes)
     environment = Input("longest_environment_s", longest_s, "s", _LONGEST)
     room, idle, full = (max_lag - 0.5) / syncs.value, rollout.tail_step, rollout.decode_step
+    waits = rollout.waits
     linear = (tokens.value * idle.value + environment.value) / room
-    square = tokens.value * max(full.value - idle.value, 0.0) * throughput.value / room
+    square = (tokens.value * max(full.value - idle.value, 0.0) + waits.value) * throughput.value / room
     return Figure(
         "waiting_s",
         (linear + math.sqrt(linear**2 + 4 * square)) / 2,
         "s",
-        f"T = ({tokens.name} x pace + {environment.name}) x {syncs.name} / ({limit.name} - 1/2), "
+        f"T = ({tokens.name} x pace + {environment.name} + {waits.name} x {throughput.name} / T) x {syncs.name} / "
+        f"({limit.name} - 1/2), "
         f"pace = {idle.name} + ({full.name} - {idle.name}) x {throughput.name} / T",
-        (tokens, environment, syncs, limit, idle, full, throughput),
+        (tokens, environment, waits, syncs, limit, idle, full, throughput),
         "at_limit = 'wait': the trainer waits rather than let a sample exceed the limit",
     )
 

@@ -16,7 +16,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from agentrl.plan.figure import Figure, Input, Quantity, total
+from agentrl.plan.figure import Figure, Input, Quantity
+from agentrl.plan.ledger import Rollout
 from agentrl.plan.workload import Lengths, Workload
 
 QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 1.0)
@@ -70,30 +71,6 @@ ONE_VERSION = Input("taken_after", 1, "versions", "the trainer is always busy")
 ANY_TIME = Input("begins_within", 1, "share", "at any moment of an interval")
 
 
-def version_lags(trainer_version: Quantity, versions: Sequence[Quantity]) -> tuple[Figure, ...]:
-    """Versions between sampling and training, one for each rollout."""
-    return tuple(
-        Figure(
-            f"lag_{at}",
-            trainer_version.value - version.value,
-            "versions",
-            f"{trainer_version.name} - {version.name}",
-            (trainer_version, version),
-        )
-        for at, version in enumerate(versions)
-    )
-
-
-def mean_lag(lags: Sequence[Quantity]) -> Figure:
-    summed = total("lag_sum", "versions", lags)
-    return Figure("mean_lag", summed.value / len(lags), "versions", f"lag_sum / {len(lags)}", (summed,))
-
-
-def max_lag(lags: Sequence[Quantity]) -> Figure:
-    names = ", ".join(lag.name for lag in lags)
-    return Figure("max_lag", max(lag.value for lag in lags), "versions", f"max({names})", tuple(lags))
-
-
 def typical_lag(generation_s: Quantity, wait_s: Quantity, interval_s: Quantity) -> Figure:
     """Whole sync intervals between the start of a response and the trainer's use of it."""
     return Figure(
@@ -114,9 +91,14 @@ def episode_lengths(work: Workload) -> Lengths:
     return Lengths(kind="lognormal", mean=turns * turn.mean, sigma=sigma)
 
 
-def environment_of(work: Workload) -> Input:
-    """What a sample takes besides its tokens."""
-    return Input("episode_environment_s", work.turns * work.environment_s.mean, "s", "[workload] turns x mean")
+def beside_tokens(rollout: Rollout, share: Quantity) -> Figure:
+    """What a sample takes besides its tokens until its group is done: environment, and waits as the pool fills."""
+    work = rollout.plan.workload
+    slowest = work.environment_s.longest_sum(work.turns, work.samples)
+    environment = Input("group_environment_s", slowest, "s", "[workload] 1 - 1/samples quantile")
+    waits, value = rollout.waits, environment.value + rollout.waits.value * share.value
+    formula = f"{environment.name} + {waits.name} x {share.name}"
+    return Figure("beside_tokens_s", value, "s", formula, (environment, waits, share))
 
 
 def staleness(

@@ -7,19 +7,23 @@ figure in the whole ledger.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from agentrl.plan.figure import Figure, Input, Quantity, find, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import kv
-from agentrl.plan.ledger.decode import tail_free_gain
+from agentrl.plan.ledger.decode import tail_at_share, tail_free_gain
 from agentrl.plan.ledger.given import Given
-from agentrl.plan.ledger.memory import Stack, TrainerMemory, rollout_stack
+from agentrl.plan.ledger.memory import Stack, TrainerMemory, pinned_bytes, rollout_stack
 from agentrl.plan.ledger.mfu import Phase, step_mfu, waterfall
 from agentrl.plan.ledger.rollout import Rollout
 from agentrl.plan.ledger.sandboxes import Sandboxes
 from agentrl.plan.ledger.sync import Sync, switch_bytes, transfer_s
 from agentrl.plan.ledger.training import Training
+
+TAIL_SHARES = (30, 50, 70, 85)
+"""Percent of generation, for which the gain of not waiting is shown beside the plan's own."""
 
 
 class Ledger:
@@ -43,8 +47,40 @@ class Ledger:
         return transfer_s("switch_s", moved, self.given.assumed("host_copy_bytes_per_s", "B/s"))
 
     @cached_property
+    def communication(self) -> tuple[Figure, ...]:
+        """Bytes of a GPU, and seconds by phase; in the step's time only with `assume.count_communication`."""
+        ranks, training = self.rollout.communication, self.training.communication
+        sent = (training.tensor_bytes, *training.shards, *([training.expert_bytes] if training.expert_bytes else []))
+        return (ranks.decode_step, ranks.decode, ranks.prefill, ranks.exposed, *sent, *training.parts,
+                training.exposed, self.training.bubble)  # fmt: skip
+
+    @cached_property
+    def pinned(self) -> Figure:
+        """Host memory of a node for what its GPUs move out while they generate."""
+        node = min(self.plan.cluster.gpus_per_node, self.plan.cluster.gpus)
+        return pinned_bytes(Input("node_gpus", node, source="[cluster]"), self.trainer_memory.state)
+
+    @cached_property
+    def gain_by_tail(self) -> tuple[Figure, ...]:
+        """What a step without its tail would gain if the tail were this share of generation."""
+        found = []
+        for percent in TAIL_SHARES:
+            share = Input(f"tail_share_of_{percent}", percent / 100, "share", "for comparison")
+            tail = tail_at_share(self.rollout.throughput, share)
+            generation = total(f"generation_with_{percent}_s", "s", (self.rollout.throughput, tail))
+            gain = tail_free_gain(share, generation, self.training.total)
+            found.append(replace(gain, name=f"tail_free_gain_at_{percent}"))
+        return tuple(found)
+
+    @cached_property
     def step(self) -> Figure:
-        parts = (self.rollout.generation, self.training.forward, self.training.update, self.switch)
+        parts = (
+            self.rollout.generation,
+            self.training.forward,
+            self.training.update,
+            *self.training.exposed,
+            self.switch,
+        )
         return total("step_s", "s", (*parts, self.sync.chosen(colocated=True)))
 
     @cached_property
@@ -66,6 +102,7 @@ class Ledger:
             Phase("tail", rollout.tail, gpus),
             Phase("forward", training.forward, gpus, self.flops.forward),
             Phase("train", training.update, gpus, self.flops.train),
+            *(Phase(part.name.removesuffix("_s"), part, gpus) for part in training.exposed),
             Phase("switch", self.switch, gpus),
             Phase("sync", self.sync.chosen(colocated=True), gpus),
         )
@@ -110,15 +147,19 @@ class Ledger:
                         rollout.prefill.seconds, rollout.throughput, rollout.tail, rollout.tail_share,
                         rollout.generation),
             "Training": (training.forward, training.update, memory.whole_state),
-            "Weight sync": (self.sync.bytes, *self.sync.by_method.values(), self.sync.nccl_bound, self.switch),
-            "Step": (self.step, self.mfu, gain),
+            "Communication of ranks": self.communication,
+            "Weight sync": (self.sync.bytes, *self.sync.by_method.values(), self.sync.nccl_bound, self.switch,
+                            self.pinned),
+            "Step": (self.step, self.mfu, gain, *self.gain_by_tail),
             "MFU waterfall": self.waterfall,
         }  # fmt: skip
         for stack in self.stacks:
             tables[f"Memory of a GPU, {stack.phase}"] = (*stack.parts, stack.used, stack.free)
         if self.plan.workload.environment_s.mean:
-            tables["Sandboxes"] = (sandbox.executions, sandbox.cpu_hours, sandbox.reward_hours, rollout.mean_episode,
-                                   sandbox.releasable, sandbox.stateful, sandbox.hosts)  # fmt: skip
+            tables["Sandboxes"] = (
+                sandbox.executions, sandbox.cpu_hours, sandbox.reward_hours, rollout.in_flight, rollout.mean_episode,
+                sandbox.releasable, sandbox.stateful, sandbox.hosts,
+            )  # fmt: skip
         tables["Cost"] = self.cost
         return tables
 

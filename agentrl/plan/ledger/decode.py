@@ -63,22 +63,23 @@ def measured_generating_share(turn: Quantity, environment: Quantity) -> Figure:
 
 
 def generating_share(
-    episodes: Quantity, tokens: Quantity, weights: Quantity, sequence: Quantity, environment: Quantity
-) -> Figure:
+    in_flight: Quantity, tokens: Quantity, weights: Quantity, sequence: Quantity, environment: Quantity,
+    prefill: Quantity,
+) -> Figure:  # fmt: skip
     """The same where a turn takes as long as the batch makes it, and the batch is whoever is in a turn.
 
-    The batch n of an instance solves n = episodes x turn / (turn + environment) where a turn takes
-    tokens x (weights + n x sequence).
+    The batch n of an instance solves n = in flight x turn / (turn + environment) where a turn takes
+    tokens x (weights + n x sequence) + n x prefill: decoding stands still for the prefill of each turn that begins.
     """
-    slope, base = tokens.value * sequence.value, tokens.value * weights.value
-    linear = base + environment.value - episodes.value * slope
-    batch = (math.sqrt(linear**2 + 4 * slope * episodes.value * base) - linear) / (2 * slope)
-    turn = f"{tokens.name} x ({weights.name} + batch x {sequence.name})"
+    slope, base = tokens.value * sequence.value + prefill.value, tokens.value * weights.value
+    linear = base + environment.value - in_flight.value * slope
+    batch = (math.sqrt(linear**2 + 4 * slope * in_flight.value * base) - linear) / (2 * slope)
+    turn = f"{tokens.name} x ({weights.name} + batch x {sequence.name}) + batch x {prefill.name}"
     formula = (
-        f"batch / {episodes.name} where batch = {episodes.name} x turn / (turn + {environment.name}), turn = {turn}"
+        f"batch / {in_flight.name} where batch = {in_flight.name} x turn / (turn + {environment.name}), turn = {turn}"
     )
-    inputs = (episodes, tokens, weights, sequence, environment)
-    return Figure("generating_share", batch / episodes.value, "share", formula, inputs)
+    inputs = (in_flight, tokens, weights, sequence, environment, prefill)
+    return Figure("generating_share", batch / in_flight.value, "share", formula, inputs)
 
 
 def instance_tokens_per_s(held: Quantity, step: Quantity) -> Figure:
@@ -100,11 +101,16 @@ def throughput_s(busy: Quantity, prefill: Quantity, episode: Quantity) -> Figure
     return Figure("throughput_s", value, "s", formula, (busy, prefill, episode))
 
 
-def tail_s(longest: Quantity, mean: Quantity, step: Quantity, environment: Quantity) -> Figure:
+def tail_s(
+    longest: Quantity, mean: Quantity, step: Quantity, environment: Quantity, drain: Quantity | None = None
+) -> Figure:
     """What the longest episode takes beyond an average one, nearly alone; no GPU more makes it shorter."""
     value = max(longest.value - mean.value, 0.0) * step.value + environment.value
     formula = f"({longest.name} - {mean.name}) x {step.name} + {environment.name}"
-    return Figure("tail_s", value, "s", formula, (longest, mean, step, environment), _TAIL)
+    inputs = (longest, mean, step, environment)
+    if drain is None:
+        return Figure("tail_s", value, "s", formula, inputs, _TAIL)
+    return Figure("tail_s", value + drain.value, "s", f"{formula} + {drain.name}", (*inputs, drain), _TAIL)
 
 
 def tail_share(throughput: Quantity, tail: Quantity) -> Figure:
@@ -119,3 +125,14 @@ def tail_free_gain(share: Quantity, generation: Quantity, training: Quantity) ->
     value = 1 / (1 - share.value * generation.value / (generation.value + training.value))
     formula = f"1 / (1 - {share.name} x {generation.name} / ({generation.name} + {training.name}))"
     return Figure("tail_free_gain", value, "x", formula, (share, generation, training), _AREAL)
+
+
+def tail_at_share(throughput_s: Quantity, share: Quantity) -> Figure:
+    """The tail that makes up this share of generation, for asking how a form bears a longer one."""
+    return Figure(
+        f"tail_at_{share.name}_s",
+        throughput_s.value * share.value / (1 - share.value),
+        "s",
+        f"{throughput_s.name} x {share.name} / (1 - {share.name})",
+        (throughput_s, share),
+    )

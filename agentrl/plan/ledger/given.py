@@ -27,6 +27,29 @@ class Given:
         return Input("layers", self.plan.shape.layers, source=self._shape)
 
     @property
+    def stage_layers(self) -> Input:
+        """Of one rank of the trainer's pipeline."""
+        stages = self.plan.trainer.pipeline_parallel
+        return Input("stage_layers", self.plan.shape.layers / stages, source="layers / [trainer] pipeline_parallel")
+
+    @property
+    def stage_sparse_layers(self) -> Input:
+        layers, source = self.plan.shape.sparse_layers, "sparse_layers / [trainer] pipeline_parallel"
+        return Input("stage_sparse_layers", layers / self.plan.trainer.pipeline_parallel, source=source)
+
+    @property
+    def sparse_layers(self) -> Input:
+        return Input("sparse_layers", self.plan.shape.sparse_layers, source=self._shape)
+
+    @property
+    def experts_per_token(self) -> Input:
+        return Input("experts_per_token", self.plan.shape.experts_per_token, source=self._shape)
+
+    def expert_ranks(self, gpus: float) -> Input:
+        """Over which a layer's experts are spread: at most one rank an expert."""
+        return Input("expert_ranks", min(gpus, self.plan.shape.experts), source="trainer GPUs, experts")
+
+    @property
     def hidden(self) -> Input:
         return Input("hidden", self.plan.shape.hidden, source=self._shape)
 
@@ -70,6 +93,10 @@ class Given:
     def environment_s(self) -> Input:
         return Input("turn_environment_s", self.plan.workload.environment_s.mean, "s", self._work)
 
+    def measured_turn_s(self) -> Input:
+        """Of a plan that has it."""
+        return Input("turn_generation_s", self.plan.workload.turn_generation_s or 0.0, "s", self._work)
+
     @property
     def environment_cores(self) -> Input:
         return Input("environment_cores", self.plan.workload.environment_cores, "cores", self._work)
@@ -94,8 +121,12 @@ class Given:
     def gather_rate(self) -> Input:
         """At which a GPU gathers what the others hold: within a node over its own links."""
         if self.plan.cluster.gpus <= self.plan.cluster.gpus_per_node:
-            return Input("peer_bytes_per_s", self.plan.gpu.peer_bytes_per_s, "B/s", self._gpu)
+            return self.peer_rate
         return self.network_rate
+
+    @property
+    def peer_rate(self) -> Input:
+        return Input("peer_bytes_per_s", self.plan.gpu.peer_bytes_per_s, "B/s", self._gpu)
 
     @property
     def instance_gpus(self) -> Input:

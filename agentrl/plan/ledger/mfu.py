@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from agentrl.plan.figure import Figure, Quantity, total
 
+_ROUNDING = 1e-12
 _PALM = "Chowdhery et al. 2022, PaLM, appendix B (model FLOPs utilization)"
 
 
@@ -60,5 +61,7 @@ def waterfall(phases: tuple[Phase, ...], gpus: Quantity, peak: Quantity, step: Q
         lost.append(Figure(f"{phase.name}_loss", value, "share", formula, inputs, _PALM))
     used = total("held_gpu_s", "GPU s", held)
     idle_value = (whole.value - used.value) / whole.value
+    if abs(idle_value) < _ROUNDING:
+        idle_value = 0.0
     idle = Figure("idle_loss", idle_value, "share", f"1 - {used.name} / {whole.name}", (used, whole), _PALM)
     return total("useful_share", "share", worked), *lost, idle

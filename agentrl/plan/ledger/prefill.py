@@ -1,4 +1,4 @@
-"""Prefill of a step with and without the KV cache being there. Called by `rollout`.
+"""Prefill of a step with and without the KV cache being there. Called by `flight`.
 
 Each turn sends its whole history; what of it must be computed again depends on whether its KV blocks survived the
 environment's seconds. Invariant: the time at the actual residency lies between the two extremes.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from agentrl.plan.figure import Figure, Input, Quantity
+from agentrl.plan.figure import Figure, Quantity
 from agentrl.plan.inputs import PlanInput
-from agentrl.plan.ledger import kv
 from agentrl.plan.ledger.given import Given
 from agentrl.plan.ledger.tokens import Tokens
 
@@ -33,15 +32,14 @@ def mixed_prefill_s(resident: Quantity, warm: Quantity, cold: Quantity) -> Figur
     return Figure("prefill_s", value, "s", formula, (resident, warm, cold), _VLLM)
 
 
-class Prefill:
-    def __init__(
-        self, plan: PlanInput, gpus: int, pool: Figure, context: Figure, per_token: Figure, instances: Figure
-    ) -> None:
+class Passes:
+    """The two extremes."""
+
+    def __init__(self, plan: PlanInput, gpus: int) -> None:
         self.plan = plan
         self.given = Given(plan)
         self.tokens = Tokens(plan)
         self._gpus = self.given.gpus("rollout_gpus", gpus)
-        self._pool, self._context, self._per_token, self._instances = pool, context, per_token, instances
 
     def _time(self, name: str, tokens: Quantity) -> Figure:
         given = self.given
@@ -55,30 +53,17 @@ class Prefill:
         return self._time("prefill_warm_s", self.tokens.prefill_new)
 
     @cached_property
-    def every_token_once(self) -> Figure:
-        """Every token of the step once, sampled ones too: what a warm cache costs if sampled blocks are not shared."""
-        return self._time("prefill_once_s", self.tokens.all)
-
-    @cached_property
     def cold(self) -> Figure:
         """Nothing is found: each turn computes its whole context."""
         return self._time("prefill_cold_s", self.tokens.prefill_cold)
 
-    @cached_property
-    def residency(self) -> Figure:
-        """Share of the waiting episodes' KV that stays in the pool (least recently used goes first)."""
-        if self.plan.workload.turns == 1 or self.plan.rollout.kv_offload:
-            why = "1: single turn" if self.plan.workload.turns == 1 else "1: KV waits in host memory"
-            return Figure("kv_residency", 1.0, "share", why, ())
-        episodes = Input("episodes_per_instance", self.given.episodes.value / self._instances.value)
-        held = Figure(
-            "episodes_kv_bytes",
-            episodes.value * self._context.value * self._per_token.value,
-            "B",
-            f"{episodes.name} x {self._context.name} x {self._per_token.name}",
-            (episodes, self._context, self._per_token),
-        )
-        return kv.residency(self._pool, held)
+
+class Prefill(Passes):
+    """At the share of the waiting KV that stays in the pool."""
+
+    def __init__(self, plan: PlanInput, gpus: int, residency: Figure) -> None:
+        super().__init__(plan, gpus)
+        self.residency = residency
 
     @cached_property
     def seconds(self) -> Figure:

@@ -12,9 +12,13 @@ from agentrl.core.errors import ConfigError
 from agentrl.plan.figure import Figure, Input, Quantity, total
 from agentrl.plan.inputs import PlanInput
 from agentrl.plan.ledger import decode, kv
+from agentrl.plan.ledger.communication import RolloutCommunication
+from agentrl.plan.ledger.flight import Flight
 from agentrl.plan.ledger.given import Given
 from agentrl.plan.ledger.prefill import Prefill
 from agentrl.plan.ledger.tokens import Tokens
+
+_LITTLE = "Little 1961, A Proof for the Queuing Formula L = lambda W"
 
 
 class Rollout:
@@ -86,43 +90,29 @@ class Rollout:
         return kv.waves(self.given.episodes, self.instances, self.capacity)
 
     @cached_property
+    def flight(self) -> Flight:
+        """Which of an instance's episodes are admitted, and what they do."""
+        held = kv.kv_bytes("sequence_kv_bytes", self.context, self.kv_per_token)
+        return Flight(self.plan, self.gpus, self.instances, self.capacity, self.pool, held, self.tail_step)
+
+    @cached_property
+    def in_flight(self) -> Figure:
+        """Of all instances: the `rollout.concurrency` of a run."""
+        each, instances = self.flight.in_flight, self.instances
+        value = each.value * instances.value
+        return Figure("in_flight", value, "episodes", f"{each.name} x {instances.name}", (each, instances))
+
+    @cached_property
     def decoding(self) -> Figure:
         """Sequences that an instance decodes at once: its episodes that are not in their environment, if they fit."""
-        given, limit = self.given, self.plan.rollout.max_sequences
-        share = self._generating_share
-        wanted = given.episodes.value * share.value / self.instances.value
-        parts: list[Quantity] = [self.capacity, given.episodes, share, self.instances]
-        value, formula = (
-            min(self.capacity.value, wanted),
-            "instance_concurrency, episodes x generating_share / instances",
-        )
+        limit, each, share = self.plan.rollout.max_sequences, self.flight.in_flight, self.flight.generating_share
+        parts: list[Quantity] = [self.capacity, each, share]
+        value = min(self.capacity.value, each.value * share.value)
+        formula = f"instance_concurrency, {each.name} x generating_share"
         if limit is not None:
             parts.append(Input("rollout_max_sequences", limit, source="[rollout]"))
             value, formula = min(value, limit), f"{formula}, rollout_max_sequences"
         return Figure("decoding_sequences", value, "sequences", f"min({formula})", tuple(parts))
-
-    @cached_property
-    def _generating_share(self) -> Figure:
-        """Of an episode's time, in which an engine decodes for it."""
-        work, given = self.plan.workload, self.given
-        if work.environment_s.mean == 0:
-            return Figure("generating_share", 1.0, "share", "1: no environment", ())
-        if work.turn_generation_s is not None:
-            return decode.measured_generating_share(self._turn_s(self.tail_step), given.environment_s)
-        each = Input("episodes_per_instance", given.episodes.value / self.instances.value)
-        read = kv.kv_bytes("sequence_kv_bytes", self.context, self.kv_per_token)
-        sequence = decode.sequence_s(read, given.instance_gpus, given.memory_rate, given.assumed("memory_efficiency"))
-        return decode.generating_share(each, given.turn_tokens, self.tail_step, sequence, given.environment_s)
-
-    def _turn_s(self, step: Figure) -> Quantity:
-        """Seconds to sample one turn at a given decode step."""
-        measured = self.plan.workload.turn_generation_s
-        if measured is not None:
-            return Input("turn_generation_s", measured, "s", "[workload]")
-        tokens = self.given.turn_tokens
-        return Figure(
-            f"turn_at_{step.name}", tokens.value * step.value, "s", f"{tokens.name} x {step.name}", (tokens, step)
-        )
 
     @cached_property
     def _weights_read(self) -> Figure:
@@ -161,20 +151,54 @@ class Rollout:
         return decode.instance_tokens_per_s(self.decoding, self.decode_step)
 
     @cached_property
+    def communication(self) -> RolloutCommunication:
+        return RolloutCommunication(self.plan, self.instances, self.decoding)
+
+    @cached_property
     def decode_busy(self) -> Figure:
-        return decode.decode_busy_s(self.tokens.sampled, self.instances, self.instance_rate)
+        busy = decode.decode_busy_s(self.tokens.sampled, self.instances, self.instance_rate)
+        if not self.plan.assume.count_communication:
+            return busy
+        return total("decode_and_communication_s", "s", (busy, self.communication.exposed))
 
     @cached_property
     def prefill(self) -> Prefill:
-        return Prefill(self.plan, self.gpus, self.pool, self.context, self.kv_per_token, self.instances)
+        return self.flight.prefill
+
+    @cached_property
+    def undisturbed(self) -> Figure:
+        """Wall clock of an average episode that waits for no place and for no other's prefill."""
+        given, step = self.given, self.decode_step
+        turn: Quantity = given.measured_turn_s()
+        if self.plan.workload.turn_generation_s is None:
+            value, formula = given.turn_tokens.value * step.value, f"{given.turn_tokens.name} x {step.name}"
+            turn = Figure(f"turn_at_{step.name}", value, "s", formula, (given.turn_tokens, step))
+        value = given.turns.value * (turn.value + given.environment_s.value)
+        formula = f"turns x ({turn.name} + turn_environment_s)"
+        return Figure("undisturbed_episode_s", value, "s", formula, (given.turns, turn, given.environment_s))
 
     @cached_property
     def mean_episode(self) -> Figure:
-        """Wall clock of an average episode among the others."""
-        given, turn = self.given, self._turn_s(self.decode_step)
-        value = given.turns.value * (turn.value + given.environment_s.value)
-        formula = f"turns x ({turn.name} + turn_environment_s)"
-        return Figure("mean_episode_s", value, "s", formula, (given.turns, turn, given.environment_s))
+        """Wall clock of an average episode among the others that are in flight."""
+        alone, flight = self.undisturbed, self.flight
+        if not self._queues:
+            return Figure("mean_episode_s", alone.value, "s", alone.name, (alone,))
+        busy, prefill, each = self.decode_busy, self.prefill.seconds, flight.each
+        queued = flight.in_flight.value * (busy.value + prefill.value) / each.value
+        formula = f"max({alone.name}, {flight.in_flight.name} x ({busy.name} + {prefill.name}) / {each.name})"
+        inputs = (alone, flight.in_flight, busy, prefill, each)
+        return Figure("mean_episode_s", max(alone.value, queued), "s", formula, inputs, _LITTLE)
+
+    @cached_property
+    def waits(self) -> Figure:
+        """What an average episode of a full pool waits for places and for others' prefill."""
+        whole, alone = self.mean_episode, self.undisturbed
+        return Figure("episode_waits_s", whole.value - alone.value, "s", f"{whole.name} - {alone.name}", (whole, alone))
+
+    @property
+    def _queues(self) -> bool:
+        """Episodes come and go between engine and environment at a pace that the ledger itself computes."""
+        return self.plan.workload.environment_s.mean > 0 and self.plan.workload.turn_generation_s is None
 
     @cached_property
     def throughput(self) -> Figure:
@@ -188,7 +212,18 @@ class Rollout:
         mean = Input("mean_sampled_tokens", work.sampled_tokens, "tokens", "[workload]")
         extra = work.environment_s.longest_sum(work.turns, count) - work.turns * work.environment_s.mean
         environment = Input("longest_environment_excess_s", max(extra, 0.0), "s", "[workload] 1 - 1/episodes quantile")
-        return decode.tail_s(longest, mean, self.tail_step, environment)
+        return decode.tail_s(longest, mean, self.tail_step, environment, self._drain)
+
+    @cached_property
+    def _drain(self) -> Figure | None:
+        """Where episodes are admitted one after the other, the last ones leave places empty: as they go from all in
+        flight to none, an episode's time falls to the undisturbed one, half of which is lost. None in one wave."""
+        each, held, alone = self.flight.each, self.flight.in_flight, self.undisturbed
+        if not self._queues or each.value <= held.value:
+            return None
+        value = alone.value / 2 * min(1.0, each.value / held.value - 1)
+        formula = f"{alone.name} / 2 x min(1, {each.name} / {held.name} - 1)"
+        return Figure("drain_s", value, "s", formula, (alone, each, held))
 
     @cached_property
     def tail_share(self) -> Figure:

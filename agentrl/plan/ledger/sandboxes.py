@@ -78,9 +78,12 @@ class Sandboxes:
 
     @cached_property
     def target(self) -> Quantity:
-        """Seconds in which the step's episodes have to be done."""
-        target = self.plan.workload.rollout_target_s
-        return self.rollout.generation if target is None else Input("rollout_target_s", target, "s", "[workload]")
+        """Seconds in which the step's executions are spread: the rollout's own. A plan that states how long a turn
+        takes states with `rollout_target_s` how soon the episodes have to be done."""
+        work = self.plan.workload
+        if work.turn_generation_s is None or work.rollout_target_s is None:
+            return self.rollout.throughput
+        return Input("rollout_target_s", work.rollout_target_s, "s", "[workload]")
 
     @cached_property
     def releasable(self) -> Figure:
@@ -88,7 +91,11 @@ class Sandboxes:
 
     @cached_property
     def stateful(self) -> Figure:
-        return stateful_sandboxes(self.given.episodes, self.rollout.mean_episode, self.target)
+        """One for each episode in flight; by Little's law where the plan states how long a turn takes."""
+        if self.plan.workload.turn_generation_s is not None:
+            return stateful_sandboxes(self.given.episodes, self.rollout.mean_episode, self.target)
+        held = self.rollout.in_flight
+        return Figure("stateful_sandboxes", held.value, "sandboxes", held.name, (held,))
 
     @cached_property
     def hosts(self) -> Figure:

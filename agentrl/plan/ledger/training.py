@@ -9,6 +9,7 @@ from functools import cached_property
 
 from agentrl.plan.figure import Figure, Quantity, total
 from agentrl.plan.inputs import PlanInput
+from agentrl.plan.ledger.communication import TrainingCommunication
 from agentrl.plan.ledger.flops import Flops
 from agentrl.plan.ledger.given import Given
 
@@ -40,5 +41,18 @@ class Training:
         return compute_s("train_s", self.flops.train, self._gpus, given.peak_flops, given.assumed("train_mfu"))
 
     @cached_property
+    def communication(self) -> TrainingCommunication:
+        return TrainingCommunication(self.plan, int(self._gpus.value))
+
+    @cached_property
+    def bubble(self) -> Figure:
+        return self.communication.bubble(total("training_compute_s", "s", (self.forward, self.update)))
+
+    @cached_property
+    def exposed(self) -> tuple[Figure, ...]:
+        """What the ranks of the trainer add to the compute, where the plan counts it."""
+        return (self.communication.exposed, self.bubble) if self.plan.assume.count_communication else ()
+
+    @cached_property
     def total(self) -> Figure:
-        return total("training_s", "s", (self.forward, self.update))
+        return total("training_s", "s", (self.forward, self.update, *self.exposed))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,13 @@ from agentrl.plan.report.tables import sections
 from agentrl.plan.simulate import Result
 
 
-def as_json(ledger: Ledger, choice: Choice, results: Sequence[Result]) -> str:
-    tree = {
+def as_json(plans: Sequence[Mapping[str, Any]]) -> str:
+    """One plan's object, or an array of several: one document in either case."""
+    return json.dumps(plans[0] if len(plans) == 1 else plans, indent=2, allow_nan=False)
+
+
+def tree_of(ledger: Ledger, choice: Choice, results: Sequence[Result]) -> Mapping[str, Any]:
+    return {
         "name": ledger.plan.name,
         "chosen": choice.chosen.form.value,
         "reasons": choice.reasons,
@@ -38,7 +43,6 @@ def as_json(ledger: Ledger, choice: Choice, results: Sequence[Result]) -> str:
         },
         "simulation": [_result(result) for result in results],
     }
-    return json.dumps(tree, indent=2)
 
 
 def _figure(figure: Figure) -> dict[str, Any]:

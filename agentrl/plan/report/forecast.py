@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 
 from agentrl.plan.choice.choose import Choice
@@ -23,22 +22,26 @@ Progress = Callable[[str, int, int], None]
 """Called with the form and the policy, the steps done and the steps to do."""
 
 
-def parameters_of(ledger: Ledger, option: Option, steps: int = STEPS, seed: int = 0) -> Parameters:
-    """What the simulator needs of a plan in one form."""
+def parameters_of(
+    ledger: Ledger, option: Option, steps: int = STEPS, seed: int = 0, policy: Policy | None = None
+) -> Parameters:
+    """What the simulator needs of a plan in one form, with the plan's own policy unless another is named."""
     plan, work, form, rollout = ledger.plan, ledger.plan.workload, option.form, option.rollout
     training_s, sync_s = Training(plan, option.trainer_gpus).total.value, option.sync_s.value
     if not form.separate:
         sync_s += ledger.switch.value
     instances, per_sequence = int(rollout.instances.value), _sequence_s(rollout)
     turns = work.episodes * work.turns
-    # As the ledger has it: one batch in flight, if memory holds it; what waits for its environment needs none.
+    # What waits for its environment needs no memory. A batch is handed in by whole groups.
     held = math.ceil(work.prompts / instances) * work.samples
+    if plan.rollout.in_flight != "batch":
+        held = min(held, max(1, round(rollout.flight.in_flight.value)))
     decoding = min(held, int(rollout.capacity.value), plan.rollout.max_sequences or held)
     if not work.environment_s.mean:
         held = decoding
     return Parameters(
-        form=form, policy=policy_of(plan, form), replicas=instances, concurrency=held, batch=work.episodes,
-        steps=steps, tokens=work.response_tokens, turns=work.turns, environment=work.environment_s,
+        form=form, policy=policy or policies_of(plan, form)[0], replicas=instances, concurrency=held,
+        batch=work.episodes, steps=steps, tokens=work.response_tokens, turns=work.turns, environment=work.environment_s,
         decode_base_s=max(0.0, rollout.decode_step.value - rollout.decoding.value * per_sequence),
         decode_sequence_s=per_sequence, decode_limit=decoding if decoding < held else 0,
         prefill_s=rollout.prefill.seconds.value * instances / turns, continue_s_per_token=_continue_s(plan),
@@ -46,11 +49,12 @@ def parameters_of(ledger: Ledger, option: Option, steps: int = STEPS, seed: int 
     )  # fmt: skip
 
 
-def policy_of(plan: PlanInput, form: Form) -> Policy:
-    """The plan's own policy where samples of several versions meet; a barrier waits for all."""
-    if form is Form.ASYNC:
-        return Policy(plan.form.at_limit)
-    return Policy.BACKFILL if form is Form.COLOCATED_ASYNC else Policy.WAIT
+def policies_of(plan: PlanInput, form: Form) -> tuple[Policy, ...]:
+    """Of a form. First the plan's own: `at_limit` where samples of several versions meet; a barrier waits for all."""
+    if form is Form.COLOCATED_ASYNC:
+        return Policy.BACKFILL, Policy.PARTIAL
+    own = Policy(plan.form.at_limit) if form is Form.ASYNC else Policy.WAIT
+    return own, *(policy for policy in Policy if policy is not own)
 
 
 def simulate_choice(
@@ -59,11 +63,10 @@ def simulate_choice(
     """Every form that fits, with the split that the choice found best for it; its own policy comes first."""
     results = []
     for option in choice.options:
-        own = parameters_of(ledger, option, steps, seed)
-        others = [policy for policy in Policy if every_policy and policy is not own.policy and _known(option, policy)]
-        for policy in (own.policy, *others):
+        policies = policies_of(ledger.plan, option.form)
+        for policy in policies if every_policy else policies[:1]:
             tell = partial(progress, f"{option.form}, {policy}")
-            results.append(simulate(replace(own, policy=policy), tell))
+            results.append(simulate(parameters_of(ledger, option, steps, seed, policy), tell))
     return tuple(results)
 
 
@@ -73,10 +76,6 @@ def by_form(results: Sequence[Result]) -> Mapping[Form, Result]:
     for result in results:
         found.setdefault(result.parameters.form, result)
     return found
-
-
-def _known(option: Option, policy: Policy) -> bool:
-    return option.form is not Form.COLOCATED_ASYNC or policy in (Policy.PARTIAL, Policy.BACKFILL)
 
 
 def _sequence_s(rollout: Rollout) -> float:

@@ -14,7 +14,8 @@ from agentrl.plan.figure import Figure, explain, show
 from agentrl.plan.ledger import Ledger
 from agentrl.plan.report import bars, lines, timeline
 from agentrl.plan.report.forecast import by_form
-from agentrl.plan.report.tables import Rows, forms_rows, sections, simulation_rows
+from agentrl.plan.report.simulated import simulated
+from agentrl.plan.report.tables import Rows, form_figures, forms_rows, sections, simulation_rows
 from agentrl.plan.simulate import Result
 
 STYLE = """
@@ -74,6 +75,7 @@ def _head(ledger: Ledger, choice: Choice) -> Iterator[str]:
 def _forms(ledger: Ledger, choice: Choice) -> Iterator[str]:
     yield "<h2>Forms</h2>"
     yield _table(forms_rows(choice))
+    yield _derivations(form_figures(choice))
     yield "<h3>Time line of a step</h3>"
     yield timeline.draw(choice, ledger)
     if split := lines.draw_split(choice.options):
@@ -98,6 +100,7 @@ def _simulation(choice: Choice, results: Sequence[Result]) -> Iterator[str]:
         "<i>sandboxes</i>: the peak.</p>"
     )
     yield _table(simulation_rows(choice, results))
+    yield _derivations([figure for result in results for figure in simulated(result).values()])
     own = by_form(results)
     shown = 4 * max(result.step_s for result in own.values())
     yield "<h3>Trajectories in flight</h3>"
@@ -117,6 +120,12 @@ def _figures(ledger: Ledger, choice: Choice) -> Iterator[str]:
         yield f"<h3>{escape(title)}</h3><table>"
         yield from map(_row, figures)
         yield "</table>"
+
+
+def _derivations(figures: Sequence[Figure]) -> str:
+    """For a table in rows: its numbers, one by one."""
+    rows = "".join(map(_row, figures))
+    return f"<details><summary>The derivation of each number</summary><table>{rows}</table></details>"
 
 
 def _row(figure: Figure) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from dataclasses import replace
 
 from agentrl.plan.choice.choose import Choice, figures_of
+from agentrl.plan.choice.forms import Form
 from agentrl.plan.figure import Figure, Quantity, find
 from agentrl.plan.ledger import Ledger
+from agentrl.plan.report.simulated import simulated
 from agentrl.plan.report.timeline import TITLES
 from agentrl.plan.simulate import Result
 
@@ -19,28 +20,57 @@ STALENESS = "Staleness"
 
 
 def sections(ledger: Ledger, choice: Choice) -> Mapping[str, tuple[Figure, ...]]:
-    """The ledger's tables (all GPUs colocated), then the choice's (the chosen form)."""
+    """The ledger's tables (all GPUs colocated), then the choice's (the chosen form).
+
+    A name stands for one number in all of them: where the chosen form has another value than the ledger, it is
+    called after the form.
+    """
     chosen = TITLES[choice.chosen.form]
     streaming = f"{STALENESS}, {TITLES[choice.streaming.form]}" if choice.streaming else ""
     parts = {
         "Time against FLOPs": (choice.by_time, choice.by_flops),
+        "Waiting": figures_of(choice.waiting),
         streaming: figures_of(choice.staleness),
         f"Cost of weight sync, {chosen}": figures_of(choice.sync),
         f"Checkpoints and failures, {chosen}": figures_of(choice.reliability),
-        "Holding or releasing sandboxes": figures_of(choice.sandboxes),
-        "KV of waiting turns": figures_of(choice.residency),
+        f"Episodes in flight, {chosen}": figures_of(choice.window),
+        f"Holding or releasing sandboxes, {chosen}": figures_of(choice.sandboxes),
+        f"KV of waiting turns, {chosen}": figures_of(choice.residency),
     }
-    found = {title: tuple(figures) for title, figures in parts.items()}
+    parts["Against pretraining on the same GPUs"] = figures_of(choice.pretraining)
+    known = {part.name: part.value for figure in ledger.figures() for part in figure.walk()}
+    found = {}
+    for title, figures in parts.items():
+        form = choice.streaming.form if choice.streaming and title == streaming else choice.chosen.form
+        found[title] = tuple(_apart(figure, known, form) for figure in figures)
     return {**ledger.sections, **{title: figures for title, figures in found.items() if figures}}
+
+
+def _apart(figure: Figure, known: dict[str, float], form: Form) -> Figure:
+    if known.setdefault(figure.name, figure.value) == figure.value:
+        return figure
+    return replace(figure, name=f"{figure.name}.{form}")
+
+
+def form_figures(choice: Choice) -> tuple[Figure, ...]:
+    """Every number of the table of forms, and what each is faster than the simplest that fits."""
+    options = choice.options
+    found = [figure for option in options for figure in (*option.gpus, option.step_s, option.mfu, option.usd)]
+    return (*found, *choice.speedups)
 
 
 def named(ledger: Ledger, choice: Choice, name: str) -> Quantity:
     """A figure of the plan, or anything that one rests on. ConfigError names the nearest one."""
-    return find((*ledger.figures(), *choice.figures()), name)
+    printed = [figure for figures in sections(ledger, choice).values() for figure in figures]
+    printed += form_figures(choice)
+    for figure in printed:
+        if figure.name == name:
+            return figure
+    return find((*printed, *choice.figures()), name)
 
 
 def forms_rows(choice: Choice) -> Rows:
-    head = ("form", "GPUs: generate + train", "step", "MFU", "$ a step", "")
+    head = ("form", "GPUs: generate + train", "step", "MFU", "GPU $ a step", "")
     rows = [
         (
             TITLES[option.form], option.split.label.replace(":", " + ") if option.split else "all do both",
@@ -58,14 +88,15 @@ def simulation_rows(choice: Choice, results: Sequence[Result]) -> Rows:
         "lag by token", "dropped", "sandboxes",
     )  # fmt: skip
     rows = []
-    for found in results:
-        form, option = found.parameters.form, choice.option(found.parameters.form)
-        idle = np.quantile(found.idle_share, (0.1, 0.9)) * 100
+    for result in results:
+        form, option = result.parameters.form, choice.option(result.parameters.form)
+        found = {key: figure.value for key, figure in simulated(result).items()}
         rows.append((
-            f"{TITLES[form]}; {found.parameters.policy}", f"{found.step_s:,.0f} s",
-            f"{option.step_s.value:,.0f} s" if option else "", f"{100 * found.tail_share:.0f} %",
-            f"{100 * found.trainer_idle:.0f} %", f"{idle[0]:.0f}-{idle[1]:.0f} %", f"{100 * found.place_use:.0f} %",
-            f"{found.lag_mean:.2f}", f"{found.token_lag_mean:.2f}", f"{100 * found.dropped_share:.1f} %",
-            f"{found.sandboxes.peak:,}",
+            f"{TITLES[form]}; {result.parameters.policy}", f"{found['step_s']:,.0f} s",
+            f"{option.step_s.value:,.0f} s" if option else "", f"{100 * found['tail_share']:.0f} %",
+            f"{100 * found['trainer_idle']:.0f} %",
+            f"{100 * found['replicas_idle_p10']:.0f}-{100 * found['replicas_idle_p90']:.0f} %",
+            f"{100 * found['place_use']:.0f} %", f"{found['lag']:.2f}", f"{found['token_lag']:.2f}",
+            f"{100 * found['dropped_share']:.1f} %", f"{found['sandboxes']:,.0f}",
         ))  # fmt: skip
     return (head, *rows)

@@ -74,7 +74,7 @@ def _one_pool(option: Option, ledger: Ledger) -> Lane:
     segments = [_of("generate", rollout.throughput)]
     if option.form.waits_for_tail:
         segments.append(_of("tail", rollout.tail))
-    segments += [_of("forward", training.forward), _of("train", training.update)]
+    segments += [_of("forward", training.forward), Segment("train", training.total.value - training.forward.value)]
     rest = option.step_s.value - sum(segment.seconds for segment in segments)
     weights = min(rest, ledger.switch.value + ledger.sync.chosen(colocated=True).value)
     segments.append(Segment("weights", weights))

@@ -75,7 +75,7 @@ def test_a_rollout_target_that_is_not_met_is_told(plan: Path, capsys: pytest.Cap
     for target, told in ((1, True), (1_000_000, False)):
         plan.write_text(PLAN.replace("samples = 8", f"samples = 8\nrollout_target_s = {target}"))
         assert agentrl("plan", "small.toml", "--steps", "0") == 0
-        assert ("over workload.rollout_target_s = 1," in capsys.readouterr().out) is told
+        assert ("over workload.rollout_target_s = 1" in capsys.readouterr().out) is told
 
 
 def test_a_plan_that_only_fits_in_separate_pools_is_printed(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -91,6 +91,20 @@ def test_json_holds_every_figure_and_writes_nothing(plan: Path, capsys: pytest.C
     assert [found["form"] for found in tree["simulation"]] == list(tree["forms"])
     assert tree["chosen"] in tree["forms"]
     assert not Path("plans").exists()
+
+
+def test_several_plans_are_one_json_array(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("more.toml").write_text(PLAN.replace("gpus = 16", "gpus = 32"))
+    assert agentrl("plan", "small.toml", "more.toml", "--json", "--steps", "0") == 0
+    assert [tree["name"] for tree in json.loads(capsys.readouterr().out)] == ["small", "more"]
+
+
+def test_a_simulated_figure_is_explained(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert agentrl("plan", "small.toml", "--explain", "simulated_step_s.async.wait", "--steps", "2") == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("simulated_step_s.async.wait = ")
+    assert "2 steps, seed 0" in shown
+    assert agentrl("plan", "small.toml", "--explain", "simulated_step_s.asink.wait") == 2
 
 
 def test_every_policy_is_simulated_when_asked(plan: Path, capsys: pytest.CaptureFixture[str]) -> None:

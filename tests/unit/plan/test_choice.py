@@ -216,3 +216,10 @@ def test_all_figures_of_a_choice_have_a_name_of_their_own() -> None:
     for of in (plan_8b(), plan_agentic()):
         names = [figure.name for figure in choose(of).figures()]
         assert len(names) == len(set(names))
+
+
+def test_a_micro_batch_that_fits_nowhere_names_the_largest_that_does() -> None:
+    with pytest.raises(ConfigError, match=r"^trainer\.micro_batch_tokens: .* at most \d+, or raise") as caught:
+        choose(plan(trainer={"micro_batch_tokens": 10_000_000}))
+    most = int(caught.value.message.split("at most ")[1].split(",")[0])
+    assert choose(plan(trainer={"micro_batch_tokens": most // 2})).options

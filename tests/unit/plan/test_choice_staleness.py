@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.plan.choice.correction import effective_samples
 from agentrl.plan.choice.staleness import (
     Cut,
     Staleness,
-    environment_of,
     episode_lengths,
     lag_shares,
     over_limit,
@@ -85,16 +83,6 @@ def test_the_typical_lag_is_the_one_of_a_response_that_starts_with_its_interval(
     assert found.value <= spanned < found.value + 1
 
 
-@given(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=50))
-def test_effective_samples_lie_between_one_and_all(weights: list[float]) -> None:
-    found = effective_samples([Input(f"w{at}", weight) for at, weight in enumerate(weights)]).value
-    assert 1 - 1e-9 <= found <= len(weights) * (1 + 1e-9)
-
-
-def test_equal_weights_lose_nothing() -> None:
-    assert effective_samples([Input(f"w{at}", 0.7) for at in range(9)]).value == pytest.approx(9)
-
-
 def test_long_responses_go_first() -> None:
     """2K, 8K and 32K at 20 ms a token and 150 s between syncs: with a limit of 3 the longest third is lost."""
     found = of(Lengths(kind="empirical", values=(2048, 8192, 32_768)), 150, 3)
@@ -114,7 +102,8 @@ def test_turns_add_up_to_less_spread_than_one_long_response() -> None:
 def test_environment_and_buffer_age_a_sample_too() -> None:
     work = Workload(prompts=500, samples=8, response_tokens=Lengths(mean=400), turns=20, environment_s=Lengths(mean=30))
     token, interval = Input("token_s", 0.025, "s"), Input("interval_s", 150, "s")
-    found = staleness(episode_lengths(work), token, environment_of(work), interval, 8, group=work.samples)
+    environment = Input("environment_s", work.turns * work.environment_s.mean, "s")
+    found = staleness(episode_lengths(work), token, environment, interval, 8, group=work.samples)
     assert found.mean_lag.value == pytest.approx(20 * (400 * 0.025 + 30) / 150 + 1)
 
 

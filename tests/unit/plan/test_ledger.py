@@ -113,9 +113,13 @@ def test_the_batch_and_the_turn_agree() -> None:
     """Without a measured turn, the share of time in which an episode decodes follows from the batch it makes."""
     free = plan("Llama-3-8B", 32, prompts=64, samples=4, response_tokens=400, turns=20, environment_s=30)
     rollout = Rollout(free, 32)
-    each = free.workload.episodes / 32
-    turn = 400 * rollout.decode_step.value
-    assert rollout.decoding.value == pytest.approx(each * turn / (turn + 30))
+    each, batch = free.workload.episodes / 32, rollout.decoding.value
+    prefill = rollout.prefill.seconds.value / (each * 20)
+    turn = 400 * rollout.decode_step.value + batch * prefill
+    assert batch == pytest.approx(each * turn / (turn + 30))
+    # All of them are in flight until the last token: Little's law gives the time that the engines take.
+    assert rollout.mean_episode.value == pytest.approx(rollout.throughput.value)
+    assert rollout.mean_episode.value == pytest.approx(20 * (turn + 30))
 
 
 def test_a_gather_within_one_node_goes_over_its_own_links() -> None:

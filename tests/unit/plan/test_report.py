@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
+from agentrl.core.errors import ConfigError
 from agentrl.plan.choice.choose import choose
 from agentrl.plan.choice.forms import Form
+from agentrl.plan.figure import explain, show
 from agentrl.plan.inputs import PlanInput, load
 from agentrl.plan.ledger import Ledger
+from agentrl.plan.report.export import as_json, tree_of
 from agentrl.plan.report.forecast import parameters_of, simulate_choice
 from agentrl.plan.report.page import page
+from agentrl.plan.report.simulated import simulated, simulated_named
 from agentrl.plan.report.svg import Scale, label, ticks
+from agentrl.plan.report.tables import form_figures, named, sections
 from agentrl.plan.report.timeline import lanes
 from agentrl.plan.simulate import Policy, simulate
 
@@ -124,3 +131,41 @@ def test_a_page_without_a_simulation_has_the_ledgers_pictures() -> None:
     text = page(Ledger(PLAN), choose(PLAN), ())
     assert "<h2>Simulation</h2>" not in text
     assert text.count("<svg") == 4
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.toml")), ids=lambda path: path.stem)
+def test_every_printed_number_can_be_explained(path: Path) -> None:
+    plan = load(path)
+    choice = choose(plan)
+    ledger = Ledger(plan, colocated=any(option.split is None for option in choice.options))
+    printed = [figure for figures in sections(ledger, choice).values() for figure in figures]
+    seen: dict[str, float] = {}
+    for figure in (*printed, *form_figures(choice)):
+        found = named(ledger, choice, figure.name)
+        assert found.value == figure.value, figure.name
+        assert seen.setdefault(figure.name, figure.value) == figure.value, figure.name
+        words = explain(found)
+        assert words.startswith(f"{figure.name} = {show(figure)}\n  = {figure.formula}   <- ")
+        assert math.isfinite(figure.value)
+
+
+def test_a_simulated_number_says_what_was_simulated() -> None:
+    ledger, choice = Ledger(PLAN), choose(PLAN)
+    results = simulate_choice(ledger, choice, lambda *_: None, steps=3, seed=5, every_policy=True)
+    figures = [figure for result in results for figure in simulated(result).values()]
+    names = [figure.name for figure in figures]
+    assert len(names) == len(set(names)) == 10 * len(results)
+    for figure in figures[:10] + figures[-10:]:
+        found = simulated_named(ledger, choice, figure.name, 3, 5, lambda *_: None)
+        assert found == figure
+        words = explain(found)
+        assert "3 steps, seed 5" in words
+        assert "decode_base_s" in words
+    with pytest.raises(ConfigError, match=r"did you mean 'simulated_step_s\.async\.drop'"):
+        simulated_named(ledger, choice, "simulated_steps_s.async.drop", 3, 5, lambda *_: None)
+
+
+def test_several_plans_are_one_json_document() -> None:
+    tree = tree_of(Ledger(PLAN), choose(PLAN), ())
+    assert json.loads(as_json([tree]))["name"] == "test <plan>"
+    assert [found["name"] for found in json.loads(as_json([tree, tree]))] == ["test <plan>"] * 2
