@@ -267,6 +267,39 @@ async def test_a_controller_finds_its_own_on_an_engine_elsewhere(tmp_path: Path,
     assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["controller", "runtime"]
 
 
+async def test_what_the_runtimes_of_killed_controllers_left_on_an_engine_goes(tmp_path: Path, client: Any) -> None:
+    config = sandbox_config("docker", bare=True).docker.model_copy(update={"way_in": "exec"})
+    killed = DockerBackend(tmp_path, config)
+    await killed.start(lambda sandbox_id, cause: None)
+    await killed.create("sb-far", SandboxSpec(), "test")
+    await killed.snapshot("sb-far", "snap-far")
+    await killed.detach()
+    mine = (tmp_path / "controller").read_text()
+    (now,) = (volume.name for volume in client.volumes.list(filters={"label": f"{KEPT}={mine}"}))
+    client.volumes.create(f"{now}-older", labels={KEPT: mine})
+    client.containers.create(config.image, ["none"], labels={KEPT: mine})
+    again = DockerBackend(tmp_path, config)
+    await again.start(lambda sandbox_id, cause: None)
+    assert [volume.name for volume in client.volumes.list(filters={"label": f"{KEPT}={mine}"})] == [now]
+    assert not client.containers.list(all=True, filters={"label": f"{KEPT}={mine}"}, ignore_removed=True)
+    assert (await run(again, "sb-far", "echo", "on")).stdout == b"on\n"
+    by_hand = client.containers.create(f"{REPOSITORY}:snap-far", ["sh"])
+    try:
+        assert (await again.inventory()).live == {"sb-far"}
+        await again.destroy("sb-far")
+        client.volumes.get(now).remove()
+        await again.create("sb-near", SandboxSpec(snapshot="snap-far"), "test")
+        await again.detach()
+        # Reached in another way, its sandboxes do not serve.
+        socket = DockerBackend(tmp_path, config.model_copy(update={"way_in": "socket"}))
+        await socket.start(lambda sandbox_id, cause: None)
+        assert not client.volumes.list(filters={"label": f"{KEPT}={mine}"})
+        await socket.stop()
+        assert client.containers.get(by_hand.id)
+    finally:
+        by_hand.remove()
+
+
 async def test_a_lease_on_an_engine_elsewhere_ends_without_a_controller(tmp_path: Path) -> None:
     config = sandbox_config("docker", bare=True).docker.model_copy(update={"way_in": "exec"})
     first = DockerBackend(tmp_path, config)

@@ -37,7 +37,7 @@ from sandbox.backends.docker.container import (
     without_quotas,
 )
 from sandbox.backends.docker.containers import Containers
-from sandbox.backends.docker.elsewhere import Elsewhere
+from sandbox.backends.docker.elsewhere import Elsewhere, forget
 from sandbox.backends.docker.ends import Ends
 from sandbox.backends.docker.engine import Engine, is_absent
 from sandbox.backends.docker.handoff import Handoff, listens
@@ -94,6 +94,7 @@ class DockerBackend:
             await self._check()
             await self._let_out()
             await self._adopt()
+            await forget(self._engine, self._controller, but=self._elsewhere.volume if self._elsewhere else "")
         except BaseException:
             await self.detach()
             raise
@@ -169,8 +170,7 @@ class DockerBackend:
         if self._engine is not None:
             await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self.containers.list()))
             await self.keeper.forget_all()
-            if self._elsewhere is not None:
-                await self._elsewhere.remove()
+            await forget(self._engine, self._controller)
         await self.detach()
 
     async def detach(self) -> None:
