@@ -37,6 +37,7 @@ def command(folder: str, code: str) -> list[str]:
 
 def pack(folder: str) -> None:
     """Into an empty folder, or one that is made. OSError when this Python cannot be moved."""
+    os.umask(0o022)
     missing: dict[str, Any] = dict.fromkeys(UNWANTED)
     sys.modules.update(missing)
     for name in ENTRIES:

@@ -152,7 +152,7 @@ async def test_pause_and_resume_and_destroy_while_paused(backend: DockerBackend)
 
 
 async def test_a_controller_adopts_its_own_and_touches_nothing_else(
-    tmp_path: Path, config: DockerConfig, client: Any
+    tmp_path: Path, config: DockerConfig, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "one"
     first = DockerBackend(folder, config)
@@ -165,13 +165,22 @@ async def test_a_controller_adopts_its_own_and_touches_nothing_else(
     foreign = client.containers.create(config.image, ["sleep", "60"], labels={**labels, CONTROLLER: "another"})
     try:
         await first.detach()
+        # Of another version, and half packed.
+        (used,) = folder.glob("runtime-*")
+        for name in ("runtime-0123456789ab", "runtime-x_y"):
+            (folder / name / "lib").mkdir(parents=True)
+        monkeypatch.setattr("sandbox.backends.docker.carried._version", lambda: "newer")
         again = DockerBackend(folder, config)
         await again.start(lambda sandbox_id, cause: None)
         found = await again.inventory()
         assert found.live == {"sb-mine"}
         assert "while creating" in found.ended["sb-half"]
         assert (await run(again, "sb-mine", "cat", "a")).stdout == b"kept\n"
+        assert {path.name for path in folder.glob("runtime-*")} == {used.name, "runtime-newer"}
         await again.destroy("sb-half")
+        await again.stop()
+        await again.start(lambda sandbox_id, cause: None)
+        assert [path.name for path in folder.glob("runtime-*")] == ["runtime-newer"]
         await again.stop()
         left = {container.id for container in client.containers.list(all=True, ignore_removed=True)}
         assert foreign.id in left

@@ -79,8 +79,13 @@ def test_sandboxd_serves_and_executes_in_an_empty_root(packed: Path) -> None:
         process.wait()
 
 
-def test_a_folder_is_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = carried.prepared(tmp_path)
+def test_a_folder_is_packed_once_and_everybody_may_read_it(tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        first = carried.prepared(tmp_path)
+    finally:
+        os.umask(umask)
+    assert not [path for path in (first, *first.rglob("*")) if path.stat().st_mode & 0o044 != 0o044]
     before = first.stat().st_ctime_ns
     assert carried.prepared(tmp_path) == first
     assert first.stat().st_ctime_ns == before
