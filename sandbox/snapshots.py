@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -40,7 +40,9 @@ class Snapshots:
         *,
         metrics: Metrics,
         retention_s: float,
+        leads: Callable[[], bool],
     ) -> None:
+        self._leads = leads
         self._backend, self._store, self._records, self._verbs = backend, store, records, verbs
         self._metrics, self._retention_s = metrics, retention_s
         self._rows: dict[str, SnapshotRow] = {}
@@ -189,6 +191,9 @@ class Snapshots:
         """What a backend finished for a controller that had been killed, after its row was undone."""
         for snapshot_id in await self._backend.snapshots():
             lock, row = self._lock(snapshot_id), self._rows.get(snapshot_id)
+            # The next leader knows of others.
+            if not self._leads():
+                return
             if lock.locked() or (row is not None and row.state is not SnapshotState.ENDED):
                 continue
             async with lock:

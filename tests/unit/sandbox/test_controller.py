@@ -155,6 +155,27 @@ async def test_who_may_not_lead_any_more_sweeps_nothing(tmp_path: Path) -> None:
         assert (await made.sweep()).orphans == 1
 
 
+async def test_who_stops_leading_in_the_middle_of_a_sweep_forgets_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.snapshots.COMPARE_S", 0.0)
+    backend, leads = PlacingBackend(), True
+    async with controller(backend, tmp_path) as made:
+        made.leads = lambda: leads
+        backend.kept["snap-of-the-next-leader"] = "sb-of-the-next-leader"
+        backend.gates["snapshots"] = asyncio.Event()
+        backend.looked.clear()
+        sweeping = asyncio.create_task(made.sweep())
+        await backend.looked.wait()
+        leads = False
+        backend.gates["snapshots"].set()
+        await sweeping
+        assert backend.kept
+        leads = True
+        await made.sweep()
+        assert not backend.kept
+
+
 async def test_a_snapshot_that_was_finished_after_its_row_was_undone_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
