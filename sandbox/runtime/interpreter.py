@@ -25,6 +25,9 @@ UNWANTED = ("_hashlib", "_ssl", "grp", "pwd")
 ELSEWHERE = {b"/etc/ld.so.": b"/proc/none.", b"/usr/lib/": b"/proc/no/", b"/usr/lib64/": b"/proc/none/"}
 """Where the loader and libc look for lists of libraries, for locales and converters; and where nobody can put any."""
 LOADER, LIBRARIES, PYTHON = "lib/ld.so", "lib", "bin/python"
+PLACE = "/.agentrl"
+"""Where containers see it: a task that may write the root cannot move what is mounted, but could any folder above that,
+and have its own files executed and imported instead."""
 UNCHECKED = b"\x01\x00\x00\x00" + bytes(8)
 """What a compiled file says of its source: that nobody compares the two."""
 

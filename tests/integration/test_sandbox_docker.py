@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import sys
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -113,6 +114,26 @@ async def test_what_an_image_tells_loaders_and_pythons_is_for_tasks_alone(
         await backend.stop()
         for image in client.images.list(filters={"label": "agentrl.build=odd"}):
             client.images.remove(image.id, force=True)
+
+
+@pytest.mark.parametrize("way_in", ["socket", "exec"])
+async def test_a_task_that_may_write_everywhere_puts_nothing_in_the_runtimes_place(
+    tmp_path: Path, config: DockerConfig, way_in: str
+) -> None:
+    backend = DockerBackend(tmp_path, config.model_copy(update={"disk": "unlimited", "way_in": way_in}))
+    await backend.start(lambda sandbox_id, cause: None)
+    try:
+        await backend.create("sb-moved", SandboxSpec(), "test")
+        place = f"{RUNTIME}/lib/python{sys.version_info[0]}.{sys.version_info[1]}"
+        moves = "; ".join(f"mv {path} /gone" for path in (Path(RUNTIME), *Path(RUNTIME).parents[:-1]))
+        evil = f'mkdir -p {place}; echo \'open("/pwned", "w")\' > {place}/tarfile.py'
+        assert (await run(backend, "sb-moved", "sh", "-c", f"{moves}; {evil}")).exit_code != 0
+        channel = backend.channel("sb-moved")
+        assert (await channel.request("GET", "/tar?path=.")).status == 200
+        channel.close()
+        assert (await run(backend, "sb-moved", "ls", "/pwned")).exit_code != 0
+    finally:
+        await backend.stop()
 
 
 async def test_an_image_that_is_not_there_is_the_callers_doing(backend: DockerBackend) -> None:

@@ -18,13 +18,13 @@ from agentrl.core.config import KubernetesConfig
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.kubernetes.cluster import Object
 from sandbox.runtime.hardening import UNHEARD
-from sandbox.runtime.interpreter import command
+from sandbox.runtime.interpreter import PLACE, command
 
 PORT = 4170
 """Where sandboxd serves in its pod."""
 TOKEN = "SANDBOXD_TOKEN"
 OWNER = "agentrl/owner"
-RUNTIME = "/run/agentrl"
+RUNTIME = PLACE
 """Where a pod sees the runtime, read-only."""
 CONTAINER = "sandbox"
 FIRST_UID, UIDS = 200_000, 1_000_000_000
