@@ -31,7 +31,7 @@ from sandbox.backends.docker.container import (
 )
 from sandbox.backends.docker.elsewhere import KEPT
 from sandbox.backends.docker.engine import Engine
-from sandbox.runtime.interpreter import LOADER
+from sandbox.runtime.interpreter import LOADER, SEALED
 
 BARE = "agentrl-test-bare:1"
 
@@ -263,7 +263,8 @@ async def test_an_engine_over_tcp_does_all_that_one_here_does(tmp_path: Path, cl
                 assert set(said[3::2]) == {b"0" * 16}
                 env = (await sandbox.exec(ExecRequest(argv=("env",)))).stdout
                 assert not any(name in env for name in (b"SANDBOXD", b"LD_", b"PYTHON", b"LC_"))
-                for script in ("cat /proc/1/environ", "cat /proc/1/mem", f"rm -r {RUNTIME}/lib", f": > {RUNTIME}/x"):
+                reads = (f"cat {path}" for path in ("/proc/1/environ", "/proc/1/mem", f"{RUNTIME}/{SEALED}"))
+                for script in (*reads, f"rm -r {RUNTIME}/lib", f": > {RUNTIME}/x"):
                     assert (await sandbox.exec(ExecRequest(argv=("sh", "-c", script)))).exit_code != 0, script
                 mounts = client.api.inspect_container(f"agentrl-{sandbox.id}")["Mounts"]
                 assert {mount["Type"] for mount in mounts} == {"volume"}

@@ -26,7 +26,7 @@ from sandbox.backends.docker.hijack import Program, started
 from sandbox.channel import Stream
 from sandbox.runtime.carry import READY
 from sandbox.runtime.handoff import TOKEN
-from sandbox.runtime.interpreter import command
+from sandbox.runtime.interpreter import LOADER, SEALED, command
 
 log = logging.getLogger(__name__)
 
@@ -147,8 +147,9 @@ class Elsewhere:
         """Until either end closes."""
         reader, writer = far
         try:
-            # The token is no business of a process that tasks may look at until it has hidden its memory.
-            async with started(self._engine, container, command(RUNTIME, CARRY), env={TOKEN: ""}) as program:
+            words = command(RUNTIME, CARRY, sealed=True)
+            # The token is no business of its environment.
+            async with started(self._engine, container, words, env={TOKEN: ""}) as program:
                 writer.write(await _connected(program))
                 if ready.cancelled():
                     return
@@ -222,11 +223,17 @@ def _archive(runtime: Path) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(runtime, arcname=".", filter=_as_root)
+        # We may not read it either, but what it is a copy of.
+        sealed, loader = tarfile.TarInfo(SEALED), (runtime / LOADER).read_bytes()
+        sealed.size, sealed.mode = len(loader), 0o111
+        archive.addfile(sealed, io.BytesIO(loader))
         archive.addfile(tarfile.TarInfo(WHOLE))
     return buffer.getvalue()
 
 
-def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    if member.name == f"./{SEALED}":
+        return None
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

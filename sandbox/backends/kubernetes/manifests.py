@@ -70,9 +70,9 @@ def runtime(controller: str, owner_uid: str) -> Object:
     return made | {"data": files, "immutable": True}
 
 
-def program(config: KubernetesConfig, code: str) -> list[str]:
+def program(config: KubernetesConfig, code: str, *, sealed: bool = False) -> list[str]:
     """The words that run `code` in a pod, beside the runtime; nothing that a task may write can stand in for that."""
-    return command(BROUGHT, code) if config.runtime_image else _of_image(config, RUNTIME, code)
+    return command(BROUGHT, code, sealed=sealed) if config.runtime_image else _of_image(config, RUNTIME, code)
 
 
 def _of_image(config: KubernetesConfig, sources: str, code: str) -> list[str]:
