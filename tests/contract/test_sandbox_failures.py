@@ -130,7 +130,7 @@ async def test_a_command_killed_for_memory_is_oom(client: SandboxClient, python:
         # Nor does that of another command at the same time.
         waiting = "while [ ! -e done ]; do sleep 0.02; done; kill -9 $$"
         beside = asyncio.create_task(sandbox.exec(sh(waiting)))
-        eaten = await sandbox.exec(ExecRequest(argv=("python3", "-c", EAT)))
+        eaten = await sandbox.exec(ExecRequest(argv=(*python, EAT)))
         await sandbox.write("done", b"")
         assert (eaten.status, (await beside).status) == ("OOM", "SIGNALED")
 
