@@ -127,11 +127,11 @@ async def test_a_folder_and_a_file_larger_than_the_memory_that_is_left(client: S
         assert hashlib.sha256(data).hexdigest() == made.stdout.decode().split()[0]
 
 
-async def test_odd_folders_go_down_and_up(sandbox: RemoteSandbox) -> None:
-    made = await sandbox.exec(ExecRequest(argv=("python3", "-c", ODD)))
+async def test_odd_folders_go_down_and_up(sandbox: RemoteSandbox, python: tuple[str, ...]) -> None:
+    made = await sandbox.exec(ExecRequest(argv=(*python, ODD)))
     assert made.exit_code == 0, made
     await sandbox.upload_tar("again", await sandbox.download_tar("odd"))
-    one, two = [await sandbox.exec(ExecRequest(argv=("python3", "-c", LOOK, name))) for name in ("odd", "again")]
+    one, two = [await sandbox.exec(ExecRequest(argv=(*python, LOOK, name))) for name in ("odd", "again")]
     assert one.stdout.split()[0] == b"39", one
     assert one.stdout == two.stdout
 
