@@ -213,6 +213,26 @@ async def test_a_clock_that_is_set_moves_no_lease(tmp_path: Path, monkeypatch: p
         assert (await made.records.get(short.id)).cause == "the lease ended"
 
 
+async def test_a_clock_that_is_set_waits_for_no_snapshot_that_is_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, real = PlacingBackend(), time.time
+    async with controller(backend, tmp_path) as made:
+        box = await made.create("o", "k", SandboxSpec())
+        backend.gates["snapshot"] = asyncio.Event()
+        making = asyncio.create_task(made.snapshot(box.id, "s", 60.0))
+        for _ in range(2000):
+            if backend.kept:
+                break
+            await asyncio.sleep(0.005)
+        monkeypatch.setattr(time, "time", lambda: real() + 7200.0)
+        await asyncio.wait_for(made.sweep(), 10.0)
+        backend.gates["snapshot"].set()
+        deadline = (await making).deadline
+        assert deadline == pytest.approx(real() + 7200.0 + 60.0, abs=20.0)
+        assert (await made._store.snapshots.all())[0].deadline == deadline
+
+
 async def test_a_clock_that_was_set_before_it_began_moves_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
