@@ -226,8 +226,10 @@ async def test_a_clock_that_is_set_waits_for_no_snapshot_that_is_being_made(
                 break
             await asyncio.sleep(0.005)
         monkeypatch.setattr(time, "time", lambda: real() + 7200.0)
-        await asyncio.wait_for(made.sweep(), 10.0)
-        backend.gates["snapshot"].set()
+        try:
+            await asyncio.wait_for(made.sweep(), 10.0)
+        finally:
+            backend.gates["snapshot"].set()
         deadline = (await making).deadline
         assert deadline == pytest.approx(real() + 7200.0 + 60.0, abs=20.0)
         assert (await made._store.snapshots.all())[0].deadline == deadline
