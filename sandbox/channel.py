@@ -17,7 +17,8 @@ from agentrl.core.errors import Ran, ServiceUnavailable
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LONGEST_ANSWER = 1 << 30
 """Bytes; more is no sandboxd's, but of somebody who wants our memory."""
-
+KEPT_IDLE = 8
+"""Connections that wait for a next request: by some ways in, each takes memory and a process of the sandbox."""
 QUEUE_S = 10.0
 """How long to wait for a place among those who connect."""
 
@@ -69,7 +70,10 @@ class Channel:
             raise
         finally:
             self._asking.discard(stream[1])
-        self._idle.append(stream)
+        if len(self._idle) < KEPT_IDLE:
+            self._idle.append(stream)
+        else:
+            stream[1].close()
         return answer
 
     async def _exchange(self, stream: Stream, head: bytes, body: bytes) -> Answer:
@@ -128,6 +132,7 @@ async def _chunks(reader: asyncio.StreamReader) -> tuple[bytes, dict[str, str]]:
         await reader.readexactly(2)
     last = {}
     while line := (await reader.readuntil(b"\r\n")).decode("latin-1")[:-2]:
+        total = _checked(total + len(line))
         name, value = line.split(": ", 1)
         last[name] = value
     return b"".join(pieces), last

@@ -54,8 +54,9 @@ class Controller:
         self.relay = Relay(backend, self.records, self._explain, metrics=metrics)
         self.verbs = Verbs(backend, self.records, self.relay)
         self.snapshots = Snapshots(
-            backend, store.snapshots, self.records, self.verbs, metrics=metrics, retention_s=retention_s
-        )
+            backend, store.snapshots, self.records, self.verbs, metrics=metrics, retention_s=retention_s,
+            leads=lambda: self.leads(),
+        )  # fmt: skip
         self._store, self._metrics = store, metrics
         self.pool = Pool(
             backend, size=config.warm, room=lambda: self._capacity - len(self.records.live), metrics=metrics

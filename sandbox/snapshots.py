@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from weakref import WeakValueDictionary
@@ -40,7 +40,9 @@ class Snapshots:
         *,
         metrics: Metrics,
         retention_s: float,
+        leads: Callable[[], bool],
     ) -> None:
+        self._leads = leads
         self._backend, self._store, self._records, self._verbs = backend, store, records, verbs
         self._metrics, self._retention_s = metrics, retention_s
         self._rows: dict[str, SnapshotRow] = {}
@@ -82,6 +84,7 @@ class Snapshots:
             if known is not None:
                 await self._undo(known)
             await self._make(row)
+            row = self._rows[snapshot_id]
         self._extend(sandbox_id)
         return row.view()
 
@@ -103,7 +106,7 @@ class Snapshots:
         try:
             await self._store.add(row)
             await self._backend.snapshot(row.sandbox, row.id)
-            await self._put(replace(row, state=SnapshotState.READY))
+            await self._put(replace(self._rows[row.id], state=SnapshotState.READY))
         except BaseException:
             # What cannot be undone now, the sweep undoes.
             with suppress(AgentRLError):
@@ -161,11 +164,15 @@ class Snapshots:
 
     async def shift(self, step: float) -> None:
         """As of the records; written at once."""
-        for snapshot_id in list(self._rows):
+        for snapshot_id, row in list(self._rows.items()):
+            if row.state is SnapshotState.MAKING:
+                # Written when it is made, for which nobody else should wait.
+                self._rows[snapshot_id] = replace(row, deadline=row.deadline + step)
+                continue
             async with self._lock(snapshot_id):
-                row = self._rows.get(snapshot_id)
-                if row is not None and row.state is SnapshotState.READY:
-                    await self._put(replace(row, deadline=row.deadline + step))
+                found = self._rows.get(snapshot_id)
+                if found is not None and found.state is SnapshotState.READY:
+                    await self._put(replace(found, deadline=found.deadline + step))
 
     async def sweep(self, *, everything: bool = False) -> None:
         """Forget those whose time ended, and what was left half made; with `everything`, all."""
@@ -189,6 +196,9 @@ class Snapshots:
         """What a backend finished for a controller that had been killed, after its row was undone."""
         for snapshot_id in await self._backend.snapshots():
             lock, row = self._lock(snapshot_id), self._rows.get(snapshot_id)
+            # The next leader knows of others.
+            if not self._leads():
+                return
             if lock.locked() or (row is not None and row.state is not SnapshotState.ENDED):
                 continue
             async with lock:

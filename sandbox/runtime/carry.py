@@ -1,7 +1,8 @@
-"""Carries bytes between its standard streams and sandboxd's port: `main(PORT)`, run by an exec into the pod.
+"""Carries bytes between its standard streams and sandboxd's port: `main(PORT)`, run by an exec beside it.
 
-Started by the Kubernetes backend when it cannot reach the pod's IP. Invariant: `READY` comes first, and says that
-sandboxd accepted; no task may read what is carried, which holds the token, although tasks have the same uid.
+Started by the Kubernetes backend when it cannot reach the pod's IP, and by docker's at an engine elsewhere.
+Invariant: `READY` comes first, and says that sandboxd accepted; no task may read what is carried, which holds the
+token, although tasks have the same uid.
 Standard library only, Python 3.7+.
 """
 

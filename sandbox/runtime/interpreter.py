@@ -25,18 +25,25 @@ UNWANTED = ("_hashlib", "_ssl", "grp", "pwd")
 ELSEWHERE = {b"/etc/ld.so.": b"/proc/none.", b"/usr/lib/": b"/proc/no/", b"/usr/lib64/": b"/proc/none/"}
 """Where the loader and libc look for lists of libraries, for locales and converters; and where nobody can put any."""
 LOADER, LIBRARIES, PYTHON = "lib/ld.so", "lib", "bin/python"
+SEALED = "lib/ld-sealed.so"
+"""The loader once more, as a file that nobody may read: so the kernel lets nobody trace what is started by it, from its
+first instruction on, who is not privileged. Much of its own /proc belongs to root then."""
+PLACE = "/.agentrl"
+"""Where containers see it: a task that may write the root cannot move what is mounted, but could any folder above that,
+and have its own files executed and imported instead."""
 UNCHECKED = b"\x01\x00\x00\x00" + bytes(8)
 """What a compiled file says of its source: that nobody compares the two."""
 
 
-def command(folder: str, code: str) -> list[str]:
+def command(folder: str, code: str, *, sealed: bool = False) -> list[str]:
     """The words that run `code` in the Python of `folder`, with no settings but its own."""
-    loader, libraries, python = (f"{folder}/{name}" for name in (LOADER, LIBRARIES, PYTHON))
+    loader, libraries, python = (f"{folder}/{name}" for name in (SEALED if sealed else LOADER, LIBRARIES, PYTHON))
     return [loader, "--library-path", libraries, python, "-I", "-S", "-B", "-X", "utf8", "-c", code]
 
 
 def pack(folder: str) -> None:
     """Into an empty folder, or one that is made. OSError when this Python cannot be moved."""
+    os.umask(0o022)
     missing: dict[str, Any] = dict.fromkeys(UNWANTED)
     sys.modules.update(missing)
     for name in ENTRIES:
@@ -88,6 +95,8 @@ def _copy_libraries(folder: str, extensions: set[str]) -> None:
     if not loader:
         raise OSError(f"{os.readlink('/proc/self/exe')} has no dynamic loader, so its libraries cannot be carried")
     _copy_deaf(loader, os.path.join(folder, LOADER))
+    shutil.copyfile(os.path.join(folder, LOADER), os.path.join(folder, SEALED))
+    os.chmod(os.path.join(folder, SEALED), 0o111)
 
 
 def _copy_deaf(source: str, target: str) -> None:

@@ -1,20 +1,26 @@
 """Processes inside a sandbox: starting one, finding and killing its whole tree, OOM kills. Used by `commands`.
 
-Invariant: a descendant is found by its parents or, once orphaned to us (the subreaper), by the marker that it
-inherited in its environment. Standard library only, Python 3.7+.
+Invariant: a descendant is found by its parents or, once orphaned to us (the subreaper), by the mark that it inherited
+as a resource limit, or else in its environment. Standard library only, Python 3.7+.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import hashlib
 import os
+import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 MARKER = "AGENTRL_COMMAND"
 """Environment variable that names the command a process belongs to."""
+RLIMIT_RTTIME, MARKS = 15, 1 << 61
+"""The limit of time at real-time priority, which nobody here has. Its soft value is inherited by all that a command
+starts, whatever that does to its session and its environment, and seen by all: so one from MARKS on is a mark."""
 OOM_FILES = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 PR_SET_CHILD_SUBREAPER = 36
 CAP_SETUID = 7
@@ -60,6 +66,32 @@ def descendants(roots: set[int], table: dict[int, tuple[int, float]]) -> set[int
             found.add(pid)
             queue.extend(children.get(pid, ()))
     return found
+
+
+@contextlib.contextmanager
+def marked(marker: str) -> Iterator[None]:
+    """What is started meanwhile bears the command's mark, where this kernel has such limits."""
+    soft, hard = resource.getrlimit(RLIMIT_RTTIME)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(RLIMIT_RTTIME, (_mark(marker), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(RLIMIT_RTTIME, (soft, hard))
+
+
+def bears(pid: int, marker: str) -> bool:
+    """Whether a process has the mark of that command."""
+    try:
+        with open(f"/proc/{pid}/limits", "rb") as file:
+            line = next((line for line in file if line.startswith(b"Max realtime timeout")), b"")
+    except OSError:
+        return False
+    return b" %d " % _mark(marker) in line
+
+
+def _mark(marker: str) -> int:
+    return MARKS + int(hashlib.sha256(marker.encode(errors="surrogatepass")).hexdigest()[:15], 16)
 
 
 def marker_of(pid: int) -> str | None:

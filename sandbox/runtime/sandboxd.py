@@ -28,8 +28,10 @@ from sandbox.runtime.commands import Command
 from sandbox.runtime.files import Files
 from sandbox.runtime.processes import (
     MARKER,
+    bears,
     descendants,
     kill_all,
+    marked,
     marker_of,
     may_change_user,
     oom_counter,
@@ -303,7 +305,8 @@ class Daemon:
         self._set_oom_score(min(1000, self._own_oom_score + 500))
         try:
             cwd = self.files.real(request.get("cwd") or self.config.workdir)
-            return spawn(argv, env, cwd, stdio, user, tty)
+            with marked(marker):
+                return spawn(argv, env, cwd, stdio, user, tty)
         finally:
             self._set_oom_score(self._own_oom_score)
 
@@ -319,7 +322,7 @@ class Daemon:
                 if parent == me and pid not in others and pid != command.pid:
                     marker = marker_of(pid)
                     unmarked = marker is None and not others and born >= command.started_boot - 0.02
-                    if marker == command.marker or unmarked:
+                    if marker == command.marker or unmarked or bears(pid, command.marker):
                         roots.add(pid)
             return descendants(roots, table)
 

@@ -14,6 +14,7 @@ from sandboxes import REAL, SPEC, sandbox_config, service
 from agentrl.core.protocols import Sandboxes
 from agentrl.testing.sandbox import InMemorySandboxes
 from sandbox.backends.docker.container import RUNTIME
+from sandbox.backends.kubernetes.manifests import BROUGHT
 from sandbox.client import RemoteSandbox, SandboxClient
 from sandbox.runtime.interpreter import command
 
@@ -29,7 +30,9 @@ def backend(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def python(backend: str) -> tuple[str, ...]:
     """The words that run a script: where the image has no Python, sandboxd's own can be read."""
-    return ("python3", "-c") if backend == "local" else tuple(command(RUNTIME, "")[:-1])
+    if backend == "local":
+        return ("python3", "-c")
+    return tuple(command(RUNTIME if backend == "docker" else BROUGHT, "")[:-1])
 
 
 @pytest.fixture

@@ -49,6 +49,22 @@ async def test_a_looping_command_is_timeout_and_leaves_no_process(sandbox: Remot
     assert await pids(sandbox, "sh") == []
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        "env -i setsid sleep 8806 & while :; do :; done",
+        "(env -i setsid sh -c '(sleep 8806; :) & :' &) ; while :; do :; done",
+    ],
+    ids=["setsid", "forked twice"],
+)
+async def test_a_timeout_finds_who_cleared_its_environment_and_nobody_else(sandbox: RemoteSandbox, script: str) -> None:
+    await sandbox.start(ProcessRequest(argv=("sh", "-c", "(setsid sleep 8807 &); exec sleep 8808")))
+    ready = "until [ $(cat /proc/[0-9]*/comm | grep -c sleep) = 2 ]; do :; done"
+    assert (await sandbox.exec(sh(ready))).exit_code == 0
+    assert (await sandbox.exec(sh(script, timeout_s=1))).status == "TIMEOUT"
+    assert await pids(sandbox, "sleep") == ["8807", "8808"]
+
+
 async def test_a_timeout_comes_at_its_time_with_what_was_written(sandbox: RemoteSandbox) -> None:
     result = await sandbox.exec(sh("echo out; echo err >&2; sleep 5; echo late", timeout_s=2))
     assert (result.status, result.stdout, result.stderr) == ("TIMEOUT", b"out\n", b"err\n")
@@ -158,8 +174,8 @@ async def test_a_dead_shell_says_so(sandbox: RemoteSandbox) -> None:
 async def test_a_killed_runtime_is_a_lost_sandbox_with_the_cause(
     client: SandboxClient, sandbox: RemoteSandbox, backend: str, tmp_path: Path
 ) -> None:
-    running = asyncio.create_task(sandbox.exec(sh("sleep 60", timeout_s=90)))
-    await sandbox.exec(ExecRequest(argv=("true",)))
+    running = asyncio.create_task(sandbox.exec(sh("echo > begun; sleep 60", timeout_s=90)))
+    await sandbox.exec(sh("until [ -e begun ]; do sleep 0.02; done"))
     await end_runtime(backend, tmp_path, sandbox.id)
     with pytest.raises(SandboxLost, match=r"killed|137") as lost:
         await running

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import sys
 import tarfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -103,6 +104,26 @@ async def test_what_an_image_tells_loaders_and_pythons_is_for_tasks_alone(
             client.images.remove(image.id, force=True)
 
 
+@pytest.mark.parametrize("way_in", ["socket", "exec"])
+async def test_a_task_that_may_write_everywhere_puts_nothing_in_the_runtimes_place(
+    tmp_path: Path, config: DockerConfig, way_in: str
+) -> None:
+    backend = DockerBackend(tmp_path, config.model_copy(update={"disk": "unlimited", "way_in": way_in}))
+    await backend.start(lambda sandbox_id, cause: None)
+    try:
+        await backend.create("sb-moved", SandboxSpec(), "test")
+        place = f"{RUNTIME}/lib/python{sys.version_info[0]}.{sys.version_info[1]}"
+        moves = "; ".join(f"mv {path} /gone" for path in (Path(RUNTIME), *Path(RUNTIME).parents[:-1]))
+        evil = f'mkdir -p {place}; echo \'open("/pwned", "w")\' > {place}/tarfile.py'
+        assert (await run(backend, "sb-moved", "sh", "-c", f"{moves}; {evil}")).exit_code != 0
+        channel = backend.channel("sb-moved")
+        assert (await channel.request("GET", "/tar?path=.")).status == 200
+        channel.close()
+        assert (await run(backend, "sb-moved", "ls", "/pwned")).exit_code != 0
+    finally:
+        await backend.stop()
+
+
 async def test_an_image_that_is_not_there_is_the_callers_doing(backend: DockerBackend) -> None:
     with pytest.raises(SandboxError, match="agentrl-no-such-image") as missing:
         await backend.create("sb-none", SandboxSpec(image="agentrl-no-such-image:1"), "test")
@@ -140,7 +161,7 @@ async def test_pause_and_resume_and_destroy_while_paused(backend: DockerBackend)
 
 
 async def test_a_controller_adopts_its_own_and_touches_nothing_else(
-    tmp_path: Path, config: DockerConfig, client: Any
+    tmp_path: Path, config: DockerConfig, client: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "one"
     first = DockerBackend(folder, config)
@@ -153,13 +174,22 @@ async def test_a_controller_adopts_its_own_and_touches_nothing_else(
     foreign = client.containers.create(config.image, ["sleep", "60"], labels={**labels, CONTROLLER: "another"})
     try:
         await first.detach()
+        # Of another version, and half packed.
+        (used,) = folder.glob("runtime-*")
+        for name in ("runtime-0123456789ab", "runtime-x_y"):
+            (folder / name / "lib").mkdir(parents=True)
+        monkeypatch.setattr("sandbox.backends.docker.carried._version", lambda: "newer")
         again = DockerBackend(folder, config)
         await again.start(lambda sandbox_id, cause: None)
         found = await again.inventory()
         assert found.live == {"sb-mine"}
         assert "while creating" in found.ended["sb-half"]
         assert (await run(again, "sb-mine", "cat", "a")).stdout == b"kept\n"
+        assert {path.name for path in folder.glob("runtime-*")} == {used.name, "runtime-newer"}
         await again.destroy("sb-half")
+        await again.stop()
+        await again.start(lambda sandbox_id, cause: None)
+        assert [path.name for path in folder.glob("runtime-*")] == ["runtime-newer"]
         await again.stop()
         left = {container.id for container in client.containers.list(all=True, ignore_removed=True)}
         assert foreign.id in left

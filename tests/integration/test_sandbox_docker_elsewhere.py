@@ -15,8 +15,9 @@ from sandboxes import sandbox_config, service
 from agentrl.core.errors import SandboxError
 from agentrl.core.types import ExecRequest, SandboxSpec
 from sandbox.backends.docker.backend import DockerBackend
-from sandbox.backends.docker.container import CONTROLLER, RUNTIME
+from sandbox.backends.docker.container import CONTROLLER, REPOSITORY, RUNTIME
 from sandbox.backends.docker.elsewhere import KEPT
+from sandbox.runtime.interpreter import SEALED
 
 
 @pytest.fixture
@@ -52,7 +53,8 @@ async def test_an_engine_over_tcp_does_all_that_one_here_does(tmp_path: Path, cl
                 assert set(said[3::2]) == {b"0" * 16}
                 env = (await sandbox.exec(ExecRequest(argv=("env",)))).stdout
                 assert not any(name in env for name in (b"SANDBOXD", b"LD_", b"PYTHON", b"LC_"))
-                for script in ("cat /proc/1/environ", "cat /proc/1/mem", f"rm -r {RUNTIME}/lib", f": > {RUNTIME}/x"):
+                reads = (f"cat {path}" for path in ("/proc/1/environ", "/proc/1/mem", f"{RUNTIME}/{SEALED}"))
+                for script in (*reads, f"rm -r {RUNTIME}/lib", f": > {RUNTIME}/x"):
                     assert (await sandbox.exec(ExecRequest(argv=("sh", "-c", script)))).exit_code != 0, script
                 mounts = client.api.inspect_container(f"agentrl-{sandbox.id}")["Mounts"]
                 assert {mount["Type"] for mount in mounts} == {"volume"}
@@ -84,6 +86,39 @@ async def test_a_controller_finds_its_own_on_an_engine_elsewhere(tmp_path: Path,
         assert not client.containers.list(all=True, filters={"label": f"{label}={mine}"}, ignore_removed=True)
         assert not client.volumes.list(filters={"label": f"{label}={mine}"})
     assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["controller", "runtime"]
+
+
+async def test_what_the_runtimes_of_killed_controllers_left_on_an_engine_goes(tmp_path: Path, client: Any) -> None:
+    config = sandbox_config("docker", bare=True).docker.model_copy(update={"way_in": "exec"})
+    killed = DockerBackend(tmp_path, config)
+    await killed.start(lambda sandbox_id, cause: None)
+    await killed.create("sb-far", SandboxSpec(), "test")
+    await killed.snapshot("sb-far", "snap-far")
+    await killed.detach()
+    mine = (tmp_path / "controller").read_text()
+    (now,) = (volume.name for volume in client.volumes.list(filters={"label": f"{KEPT}={mine}"}))
+    client.volumes.create(f"{now}-older", labels={KEPT: mine})
+    client.containers.create(config.image, ["none"], labels={KEPT: mine})
+    again = DockerBackend(tmp_path, config)
+    await again.start(lambda sandbox_id, cause: None)
+    assert [volume.name for volume in client.volumes.list(filters={"label": f"{KEPT}={mine}"})] == [now]
+    assert not client.containers.list(all=True, filters={"label": f"{KEPT}={mine}"}, ignore_removed=True)
+    assert (await run(again, "sb-far", "echo", "on")).stdout == b"on\n"
+    by_hand = client.containers.create(f"{REPOSITORY}:snap-far", ["sh"])
+    try:
+        assert (await again.inventory()).live == {"sb-far"}
+        await again.destroy("sb-far")
+        client.volumes.get(now).remove()
+        await again.create("sb-near", SandboxSpec(snapshot="snap-far"), "test")
+        await again.detach()
+        # Reached in another way, its sandboxes do not serve.
+        socket = DockerBackend(tmp_path, config.model_copy(update={"way_in": "socket"}))
+        await socket.start(lambda sandbox_id, cause: None)
+        assert not client.volumes.list(filters={"label": f"{KEPT}={mine}"})
+        await socket.stop()
+        assert client.containers.get(by_hand.id)
+    finally:
+        by_hand.remove()
 
 
 async def test_a_lease_on_an_engine_elsewhere_ends_without_a_controller(tmp_path: Path) -> None:

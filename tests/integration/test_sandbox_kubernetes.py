@@ -25,6 +25,7 @@ from sandbox.backends.kubernetes import pods
 from sandbox.backends.kubernetes.backend import KubernetesBackend
 from sandbox.backends.kubernetes.manifests import BROUGHT
 from sandbox.channel import Channel
+from sandbox.runtime.interpreter import SEALED
 
 SPEC = SandboxSpec(files={"note.txt": "hello\n"})
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "sandboxes.md"
@@ -196,8 +197,9 @@ async def test_python_is_brought_into_images_without_it(bare: KubernetesConfig, 
         await backend.create(f"brought-{user}", SPEC, "test")
         channel = backend.channel(f"brought-{user}")
         assert b"carry import main" in (await run(channel, WHO, "a")).stdout
-        write = "echo x > $0/lib/ld.so || rm -r $0/lib || mv $0 $0.old || env | grep -E 'LD_|PYTHON|LC_|SANDBOXD'"
-        assert (await run(channel, ExecRequest(argv=("sh", "-c", write, BROUGHT)), "b")).exit_code == 1
+        write = "echo x > $0/lib/ld.so || rm -r $0/lib || mv $0 $0.old || mv ${0%/*} /old || cat $0/$1"
+        script = f"{write} || env | grep -E 'LD_|PYTHON|LC_|SANDBOXD'"
+        assert (await run(channel, ExecRequest(argv=("sh", "-c", script, BROUGHT, SEALED)), "b")).exit_code == 1
         assert (await channel.request("GET", "/files?path=note.txt")).body == b"hello\n"
         channel.close()
 

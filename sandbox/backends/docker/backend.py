@@ -24,7 +24,7 @@ from agentrl.core.config import DockerConfig
 from agentrl.core.errors import Blame, ConfigError, Ran, SandboxError, ServiceUnavailable, from_envelope
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.base import Ended, Inventory
-from sandbox.backends.docker.carried import prepared
+from sandbox.backends.docker import carried, elsewhere
 from sandbox.backends.docker.container import (
     CONTROLLER,
     EGRESS,
@@ -94,6 +94,7 @@ class DockerBackend:
             await self._check()
             await self._let_out()
             await self._adopt()
+            await self._forget_runtimes()
         except BaseException:
             await self.detach()
             raise
@@ -128,7 +129,7 @@ class DockerBackend:
                 f"the engine at {self.engine.host} is on {'/'.join(there)}, but this controller's Python, which runs "
                 f"in its containers, on {'/'.join(here)}: start the controller on a machine of that kind"
             )
-        self._carried = await asyncio.to_thread(prepared, self.folder)
+        self._carried = await asyncio.to_thread(carried.prepared, self.folder)
         if self.config.way_in == "exec" or (remote and self.config.way_in == "auto"):
             self.isolation += "; by the exec API"
             log.warning("the sandboxes at %s are reached by the engine's exec API, which is slow", self.engine.host)
@@ -165,12 +166,18 @@ class DockerBackend:
         await asyncio.gather(*(probe(i, c["State"]) for i, c in running.items()))
         await asyncio.gather(*(self._buried(i, c["Id"]) for i, c in found.items() if c["State"] not in RUNNING))
 
+    async def _forget_runtimes(self) -> None:
+        """Of other versions, as far as no sandbox has them."""
+        await elsewhere.forget(self.engine, self._controller, but=self._elsewhere.volume if self._elsewhere else "")
+        mounts = (mount for container in (await self.containers.list()).values() for mount in container["Mounts"])
+        used = {Path(mount.get("Source", "")).name for mount in mounts}
+        await asyncio.to_thread(carried.forget, self.folder, but=used | {self._carried.name})
+
     async def stop(self) -> None:
         if self._engine is not None:
             await asyncio.gather(*(self.destroy(sandbox_id) for sandbox_id in await self.containers.list()))
             await self.keeper.forget_all()
-            if self._elsewhere is not None:
-                await self._elsewhere.remove()
+            await elsewhere.forget(self._engine, self._controller)
         await self.detach()
 
     async def detach(self) -> None:
@@ -348,15 +355,15 @@ class DockerBackend:
     # --- the rest ------------------------------------------------------------------------------
 
     def channel(self, sandbox_id: str) -> Channel:
-        elsewhere = self._elsewhere
+        way = self._elsewhere
 
         async def connect() -> Stream:
-            if elsewhere is not None:
-                return await elsewhere.connect(f"agentrl-{sandbox_id}")
+            if way is not None:
+                return await way.connect(f"agentrl-{sandbox_id}")
             # Reached through the descriptor, a socket's address stays short however long the folder's path is.
             return await connect_unix(f"/proc/self/fd/{self._folder_fd}/{sandbox_id}.sock")
 
-        return Channel(sandbox_id, connect, token="" if elsewhere is None else elsewhere.token(sandbox_id))
+        return Channel(sandbox_id, connect, token="" if way is None else way.token(sandbox_id))
 
     async def pause(self, sandbox_id: str) -> None:
         await self._turn("pause", sandbox_id, "already paused")

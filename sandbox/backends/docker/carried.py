@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 import sandbox.runtime
@@ -36,6 +37,13 @@ def prepared(folder: Path) -> Path:
             shutil.rmtree(making)
             raise
     return place
+
+
+def forget(folder: Path, *, but: Collection[str]) -> None:
+    """Remove those of earlier versions, and what a controller was packing that was killed; not those of some names."""
+    for path in folder.glob("runtime-*"):
+        if path.name not in but:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _version() -> str:

@@ -17,7 +17,7 @@ from agentrl.core.errors import Blame, Ran, SandboxError
 from agentrl.core.types import SandboxSpec
 from sandbox.runtime.handoff import PATH
 from sandbox.runtime.hardening import UNHEARD
-from sandbox.runtime.interpreter import command
+from sandbox.runtime.interpreter import PLACE, command
 from sandbox.runtime.sandboxd import LEASE_ENDED
 
 CONTROLLER, SANDBOX, OWNER = "agentrl.controller", "agentrl.sandbox", "agentrl.owner"
@@ -29,7 +29,7 @@ CARRIERS = 8
 INSIDE = posixpath.dirname(PATH)
 EGRESS, PROXY = f"{INSIDE}/egress", "proxy.sock"
 """The folder with the way out, and its socket there."""
-RUNTIME = f"{INSIDE}/runtime"
+RUNTIME = PLACE
 """Where a container sees the Python and the sandboxd that it is brought."""
 START = "from sandbox.runtime.handoff import main; main()"
 MIB = 1 << 20

@@ -39,7 +39,7 @@ class Containers:
         """Ours by sandbox id, in whatever state."""
         labels = [f"{CONTROLLER}={self._controller}", f"{SANDBOX}={sandbox_id}" if sandbox_id else SANDBOX]
         found = await self._engine.call("containers", all=True, filters={"label": labels})
-        return {container["Labels"][SANDBOX]: container for container in found}
+        return {container["Labels"][SANDBOX]: container for container in found if container["Labels"][SANDBOX]}
 
     async def remove(self, container: str) -> bool:
         """Returns when the engine does not know it any more: False when it was gone already."""

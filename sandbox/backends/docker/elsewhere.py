@@ -16,16 +16,17 @@ import socket
 import tarfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from agentrl.core.errors import SandboxError
 from agentrl.core.types import SandboxSpec
-from sandbox.backends.docker.container import RUNTIME, Start
-from sandbox.backends.docker.engine import Engine, is_absent
+from sandbox.backends.docker.container import CONTROLLER, RUNTIME, Start
+from sandbox.backends.docker.engine import Engine, is_absent, is_busy
 from sandbox.backends.docker.hijack import Program, started
 from sandbox.channel import Stream
 from sandbox.runtime.carry import READY
 from sandbox.runtime.handoff import TOKEN
-from sandbox.runtime.interpreter import command
+from sandbox.runtime.interpreter import LOADER, SEALED, command
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class Elsewhere:
 
     def __init__(self, engine: Engine, controller: str, runtime: Path, folder: Path) -> None:
         self._engine, self._controller, self._runtime, self._folder = engine, controller, runtime, folder
-        self._volume = f"agentrl-{controller[:12]}-{runtime.name}"
+        self.volume = f"agentrl-{controller[:12]}-{runtime.name}"
         self._filling = asyncio.Lock()
         self._filled = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -55,7 +56,7 @@ class Elsewhere:
     async def start(self, sandbox_id: str, spec: SandboxSpec, image: str, pull: Pull) -> Start:
         """How a container of `image` begins."""
         async with self._filling:
-            if not self._filled:
+            if not (self._filled and await self._exists()):
                 await self._fill(image, pull)
                 self._filled = True
         token = secrets.token_urlsafe(24)
@@ -69,24 +70,37 @@ class Elsewhere:
             "ttl_s": spec.ttl_s,
             "env": dict(spec.env),
         }
-        mount = {"Type": "volume", "Source": self._volume, "Target": RUNTIME, "ReadOnly": True}
-        return Start((mount,), ALONE, json.dumps(config), {TOKEN: token})
+        return Start((self._mount(read_only=True),), ALONE, json.dumps(config), {TOKEN: token})
 
     def token(self, sandbox_id: str) -> str:
         path = self._folder / f"{sandbox_id}.token"
         return path.read_text() if path.exists() else ""
 
+    def _mount(self, *, read_only: bool) -> dict[str, Any]:
+        # An engine makes a volume that it lacks: without NoCopy, of what an image brings in that place.
+        options = {"NoCopy": True, "Labels": {KEPT: self._controller}}
+        return {
+            "Type": "volume", "Source": self.volume, "Target": RUNTIME, "ReadOnly": read_only, "VolumeOptions": options,
+        }  # fmt: skip
+
+    async def _exists(self) -> bool:
+        """Somebody may have pruned what no container used."""
+        try:
+            await self._engine.call("inspect_volume", self.volume)
+        except SandboxError as error:
+            if is_absent(error):
+                return False
+            raise
+        return True
+
     async def _fill(self, image: str, pull: Pull) -> None:
         """By a container that is never started: the engine unpacks an archive into its volume."""
-        mine = {KEPT: self._controller}
-        await self._remove_fillers()
-        options = {"NoCopy": True, "Labels": mine}
-        mount = {"Type": "volume", "Source": self._volume, "Target": RUNTIME, "VolumeOptions": options}
         body = {
             "Image": image,
             "Cmd": ["none"],
-            "Labels": mine,
-            "HostConfig": {"Mounts": [mount], "NetworkMode": "none"},
+            # A snapshot's image says whose it is: this is no sandbox.
+            "Labels": {KEPT: self._controller, CONTROLLER: ""},
+            "HostConfig": {"Mounts": [self._mount(read_only=False)], "NetworkMode": "none"},
         }
         try:
             made = await self._engine.call("create_container_from_config", body)
@@ -101,7 +115,7 @@ class Elsewhere:
                 await self._engine.call("put_archive", made["Id"], RUNTIME, data)
                 log.info("the runtime, of %d MB, was sent to the engine at %s", len(data) >> 20, self._engine.host)
         finally:
-            await self._engine.call("remove_container", made["Id"], force=True)
+            await self._engine.call("remove_container", made["Id"], force=True, v=True)
 
     async def _is_whole(self, container: str) -> bool:
         try:
@@ -111,18 +125,6 @@ class Elsewhere:
                 return False
             raise
         return True
-
-    async def _remove_fillers(self) -> None:
-        """Those of a controller that was killed meanwhile."""
-        filters = {"label": f"{KEPT}={self._controller}"}
-        for container in await self._engine.call("containers", all=True, filters=filters):
-            await self._engine.call("remove_container", container["Id"], force=True)
-
-    async def remove(self) -> None:
-        """The volume; no container may have it any more."""
-        await self._remove_fillers()
-        for volume in (await self._engine.call("volumes", {"label": f"{KEPT}={self._controller}"}))["Volumes"] or ():
-            await self._engine.call("remove_volume", volume["Name"])
 
     # --- connections ---------------------------------------------------------------------------
 
@@ -145,9 +147,12 @@ class Elsewhere:
         """Until either end closes."""
         reader, writer = far
         try:
-            # The token is no business of a process that tasks may look at until it has hidden its memory.
-            async with started(self._engine, container, command(RUNTIME, CARRY), env={TOKEN: ""}) as program:
+            words = command(RUNTIME, CARRY, sealed=True)
+            # The token is no business of its environment.
+            async with started(self._engine, container, words, env={TOKEN: ""}) as program:
                 writer.write(await _connected(program))
+                if ready.cancelled():
+                    return
                 ready.set_result(None)
                 await _both(program, reader, writer)
         except (OSError, SandboxError) as error:
@@ -160,6 +165,26 @@ class Elsewhere:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+async def forget(engine: Engine, controller: str, *, but: str = "") -> None:
+    """Remove what this controller has at an engine for its runtime, such as that of an earlier version: all that no
+    container uses, except one volume."""
+
+    async def remove(method: str, name: str, **options: Any) -> None:
+        try:
+            await engine.call(method, name, **options)
+        except SandboxError as error:
+            if not (is_absent(error) or is_busy(error)):
+                raise
+
+    mine = {"label": f"{KEPT}={controller}"}
+    # By these a controller that was killed was filling a volume.
+    for container in await engine.call("containers", all=True, filters=mine):
+        await remove("remove_container", container["Id"], force=True, v=True)
+    for volume in (await engine.call("volumes", mine))["Volumes"] or ():
+        if volume["Name"] != but:
+            await remove("remove_volume", volume["Name"])
 
 
 async def _connected(program: Program) -> bytes:
@@ -198,11 +223,17 @@ def _archive(runtime: Path) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.add(runtime, arcname=".", filter=_as_root)
+        # We may not read it either, but what it is a copy of.
+        sealed, loader = tarfile.TarInfo(SEALED), (runtime / LOADER).read_bytes()
+        sealed.size, sealed.mode = len(loader), 0o111
+        archive.addfile(sealed, io.BytesIO(loader))
         archive.addfile(tarfile.TarInfo(WHOLE))
     return buffer.getvalue()
 
 
-def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+def _as_root(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    if member.name == f"./{SEALED}":
+        return None
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     return member

@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from agentrl.core.errors import Blame, Ran, SandboxError, Unsupported
 from agentrl.core.types import SandboxSpec
-from sandbox.backends.docker.container import CONTROLLER, REPOSITORY, SNAPSHOT, volumes
+from sandbox.backends.docker.container import CONTROLLER, REPOSITORY, SANDBOX, SNAPSHOT, volumes
 from sandbox.backends.docker.engine import Engine, is_absent
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,9 @@ class Keeper:
 
     async def _keep(self, container: str, snapshot_id: str, state: Any) -> None:
         now = _time((await self._engine.call("info"))["SystemTime"])
-        labels = " ".join(f"{key}={value}" for key, value in ((CONTROLLER, self._controller), (SNAPSHOT, snapshot_id)))
+        # What is made from it by hand is not the sandbox that it was.
+        said = ((CONTROLLER, self._controller), (SNAPSHOT, snapshot_id), (SANDBOX, '""'))
+        labels = " ".join(f"{key}={value}" for key, value in said)
         commit: dict[str, Any] = {
             "repository": REPOSITORY,
             "tag": snapshot_id,

@@ -18,13 +18,13 @@ from agentrl.core.config import KubernetesConfig
 from agentrl.core.types import SandboxSpec
 from sandbox.backends.kubernetes.cluster import Object
 from sandbox.runtime.hardening import UNHEARD
-from sandbox.runtime.interpreter import command
+from sandbox.runtime.interpreter import PLACE, command
 
 PORT = 4170
 """Where sandboxd serves in its pod."""
 TOKEN = "SANDBOXD_TOKEN"
 OWNER = "agentrl/owner"
-RUNTIME = "/run/agentrl"
+RUNTIME = PLACE
 """Where a pod sees the runtime, read-only."""
 CONTAINER = "sandbox"
 FIRST_UID, UIDS = 200_000, 1_000_000_000
@@ -70,9 +70,9 @@ def runtime(controller: str, owner_uid: str) -> Object:
     return made | {"data": files, "immutable": True}
 
 
-def program(config: KubernetesConfig, code: str) -> list[str]:
+def program(config: KubernetesConfig, code: str, *, sealed: bool = False) -> list[str]:
     """The words that run `code` in a pod, beside the runtime; nothing that a task may write can stand in for that."""
-    return command(BROUGHT, code) if config.runtime_image else _of_image(config, RUNTIME, code)
+    return command(BROUGHT, code, sealed=sealed) if config.runtime_image else _of_image(config, RUNTIME, code)
 
 
 def _of_image(config: KubernetesConfig, sources: str, code: str) -> list[str]:

@@ -39,7 +39,7 @@ class Reach:
     """Connections to the sandboxes of one backend; `close` ends those that go through the API server."""
 
     def __init__(self, config: KubernetesConfig) -> None:
-        self._way, self._words = config.way_in, program(config, CARRY)
+        self._way, self._words = config.way_in, program(config, CARRY, sealed=True)
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def connect(self, cluster: Cluster, pod: str, host: str) -> Stream:

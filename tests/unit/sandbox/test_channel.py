@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from agentrl.core.errors import Ran, ServiceUnavailable
-from sandbox.channel import LONGEST_ANSWER, Channel
+from sandbox.channel import KEPT_IDLE, LONGEST_ANSWER, Channel, connect_unix
 
 Says = Callable[[bytes], Awaitable[Channel]]
 
@@ -47,6 +48,10 @@ async def says() -> AsyncIterator[Says]:
         b"HTTP/1.1 200 -\r\nheader without a colon\r\n\r\n",
         f"HTTP/1.1 200 -\r\ncontent-length: {LONGEST_ANSWER + 1}\r\ncontent-type: x\r\n\r\n".encode(),
         bytes(1 << 20),
+        b"HTTP/1.1 200 -\r\ncontent-type: x\r\ntransfer-encoding: chunked\r\n\r\nmany\r\n",
+        b"HTTP/1.1 200 -\r\ncontent-type: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n-1\r\n",
+        b"HTTP/1.1 200 -\r\ncontent-type: x\r\ntransfer-encoding: chunked\r\n\r\n2\r\nab\r\n",
+        b"HTTP/1.1 200 -\r\ncontent-type: x\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\nx-error: no {}\r\n\r\n",
     ],
 )
 async def test_what_is_no_answer_may_have_run(says: Says, answer: bytes) -> None:
@@ -55,6 +60,35 @@ async def test_what_is_no_answer_may_have_run(says: Says, answer: bytes) -> None
         await channel.request("POST", "/exec?key=secret")
     assert unknown.value.ran is Ran.MAYBE
     channel.close()
+
+
+async def test_a_burst_of_requests_leaves_few_connections(tmp_path: Path) -> None:
+    begun, opened, lasting = asyncio.Event(), 0, 0
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened, lasting
+        opened, lasting = opened + 1, lasting + 1
+        if opened == 3 * KEPT_IDLE:
+            begun.set()
+        while await reader.read(1 << 16):
+            await begun.wait()
+            writer.write(b"HTTP/1.1 200 -\r\ncontent-type: x\r\ncontent-length: 0\r\n\r\n")
+        writer.close()
+        lasting -= 1
+        async with ended:
+            ended.notify_all()
+
+    ended = asyncio.Condition()
+    async with await asyncio.start_unix_server(answered, tmp_path / "s"):
+        channel = Channel("sb-1", lambda: connect_unix(str(tmp_path / "s")))
+        await asyncio.gather(*(channel.request("GET", "/health") for _ in range(3 * KEPT_IDLE)))
+        async with ended:
+            await ended.wait_for(lambda: lasting == KEPT_IDLE)
+        await channel.request("GET", "/health")
+        assert (opened, lasting) == (3 * KEPT_IDLE, KEPT_IDLE)
+        channel.close()
+        async with ended:
+            await ended.wait_for(lambda: lasting == 0)
 
 
 async def test_who_cannot_be_reached_ran_nothing() -> None:

@@ -155,6 +155,27 @@ async def test_who_may_not_lead_any_more_sweeps_nothing(tmp_path: Path) -> None:
         assert (await made.sweep()).orphans == 1
 
 
+async def test_who_stops_leading_in_the_middle_of_a_sweep_forgets_no_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sandbox.snapshots.COMPARE_S", 0.0)
+    backend, leads = PlacingBackend(), True
+    async with controller(backend, tmp_path) as made:
+        made.leads = lambda: leads
+        backend.kept["snap-of-the-next-leader"] = "sb-of-the-next-leader"
+        backend.gates["snapshots"] = asyncio.Event()
+        backend.looked.clear()
+        sweeping = asyncio.create_task(made.sweep())
+        await backend.looked.wait()
+        leads = False
+        backend.gates["snapshots"].set()
+        await sweeping
+        assert backend.kept
+        leads = True
+        await made.sweep()
+        assert not backend.kept
+
+
 async def test_a_snapshot_that_was_finished_after_its_row_was_undone_is_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +211,28 @@ async def test_a_clock_that_is_set_moves_no_lease(tmp_path: Path, monkeypatch: p
         await made.sweep()
         assert set(made.records.live) == {box.id}
         assert (await made.records.get(short.id)).cause == "the lease ended"
+
+
+async def test_a_clock_that_is_set_waits_for_no_snapshot_that_is_being_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, real = PlacingBackend(), time.time
+    async with controller(backend, tmp_path) as made:
+        box = await made.create("o", "k", SandboxSpec())
+        backend.gates["snapshot"] = asyncio.Event()
+        making = asyncio.create_task(made.snapshot(box.id, "s", 60.0))
+        for _ in range(2000):
+            if backend.kept:
+                break
+            await asyncio.sleep(0.005)
+        monkeypatch.setattr(time, "time", lambda: real() + 7200.0)
+        try:
+            await asyncio.wait_for(made.sweep(), 10.0)
+        finally:
+            backend.gates["snapshot"].set()
+        deadline = (await making).deadline
+        assert deadline == pytest.approx(real() + 7200.0 + 60.0, abs=20.0)
+        assert (await made._store.snapshots.all())[0].deadline == deadline
 
 
 async def test_a_clock_that_was_set_before_it_began_moves_no_lease(

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from runtime import ROOT, TOKEN, call, interpreters, sandboxd
 from agentrl.core.errors import ConfigError
 from agentrl.core.http import free_port
 from sandbox.backends.docker import carried
-from sandbox.runtime.interpreter import LOADER, command
+from sandbox.runtime.interpreter import LOADER, SEALED, command
 
 LOOK = """
 import sys
@@ -51,6 +52,28 @@ def test_it_takes_no_library_that_the_place_prefers(packed: Path) -> None:
     assert b"/etc/ld.so.cache" not in loader
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody who may not read everything")
+def test_what_is_sealed_cannot_be_traced_from_its_beginning() -> None:
+    def looked_at(runtime: Path, *, sealed: bool) -> int:
+        words = command(str(runtime), "import time; print(flush=True); time.sleep(60)", sealed=sealed)
+        with subprocess.Popen(words, user=1234, group=1234, extra_groups=[], stdout=subprocess.PIPE) as process:
+            try:
+                assert process.stdout is not None
+                assert process.stdout.read(1) == b"\n"
+                look = ["head", "-c", "1", f"/proc/{process.pid}/environ", f"/proc/{process.pid}/maps"]
+                return subprocess.run(
+                    look, user=1234, group=1234, extra_groups=[], stdout=subprocess.DEVNULL
+                ).returncode
+            finally:
+                process.kill()
+
+    # Not below pytest's folder, which is closed to others.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        runtime = carried.prepared(Path(folder))
+        assert (looked_at(runtime, sealed=False), looked_at(runtime, sealed=True)) == (0, 1)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, for a root of its own")
 def test_sandboxd_serves_and_executes_in_an_empty_root(packed: Path) -> None:
     for name in ("dev", "proc"):
@@ -79,8 +102,14 @@ def test_sandboxd_serves_and_executes_in_an_empty_root(packed: Path) -> None:
         process.wait()
 
 
-def test_a_folder_is_packed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = carried.prepared(tmp_path)
+def test_a_folder_is_packed_once_and_everybody_may_read_it(tmp_path: Path) -> None:
+    umask = os.umask(0o077)
+    try:
+        first = carried.prepared(tmp_path)
+    finally:
+        os.umask(umask)
+    closed = [path for path in (first, *first.rglob("*")) if path.stat().st_mode & 0o044 != 0o044]
+    assert closed == [first / SEALED]
     before = first.stat().st_ctime_ns
     assert carried.prepared(tmp_path) == first
     assert first.stat().st_ctime_ns == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,7 @@ def test_files_in_memory_are_paid_from_the_disk_limit() -> None:
 def test_the_images_user_keeps_the_images_files() -> None:
     container = made(CONFIG.model_copy(update={"user": "image"}))["spec"]["containers"][0]
     assert [mount["mountPath"] for mount in container["volumeMounts"]] == [manifests.RUNTIME]
+    assert Path(manifests.RUNTIME).parent == Path("/"), "a task may move folders, but no mount"
     assert "runAsUser" not in container["securityContext"]
 
 
