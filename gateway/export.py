@@ -1,8 +1,8 @@
 """Exports a session's tree as trajectories. Called when a session is sealed, and again on request.
 
 Invariant: the ids of a trajectory are exactly what the engine received and returned along one line of calls, and
-each sampled token trains in exactly one trajectory: that of the first surviving leaf below it. A pure function of
-the tree, so repeating it gives the same trajectories.
+each sampled token trains in exactly one trajectory, that of the first surviving leaf below it, or in none, if a schema
+constrained its draw. A pure function of the tree, so repeating it gives the same trajectories.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ def export(session_id: str, tree: Tree) -> tuple[Trajectory, ...]:
     for leaf in tree.leaves():
         by_provenance: dict[str, tuple[Provenance, set[int]]] = {}
         for node in leaf.path():
-            if node.seq not in trained and node.sampled:
+            if node.seq not in trained and node.sampled and not node.constrained:
                 ours = by_provenance.setdefault(node.provenance.model_dump_json(), (node.provenance, set()))
                 ours[1].add(node.seq)
+        if leaf.constrained and not by_provenance:
+            # Nothing new to train on, but what was said last is part of the record.
+            by_provenance[""] = (leaf.provenance, set())
         for provenance, seqs in by_provenance.values():
             trained |= seqs
             drafts.append((leaf, provenance, seqs))

@@ -16,6 +16,9 @@ SPECS: tuple[MetricSpec, ...] = (
     MetricSpec("gateway/sampled_tokens_total", "counter", "Tokens sampled by engines and recorded"),
     MetricSpec("gateway/branches_total", "counter", "Calls that could not continue earlier tokens", ("reason",)),
     MetricSpec("gateway/malformed_calls_total", "counter", "Tool calls whose arguments are no JSON object"),
+    MetricSpec(
+        "gateway/constrained_tokens_total", "counter", "Tokens sampled under a response_format, which do not train"
+    ),
     MetricSpec("gateway/resubmits_total", "counter", "Parts of calls sent again, by cause", ("cause",)),
     MetricSpec("gateway/waiting_calls", "gauge", "Calls that wait for a replica"),
     MetricSpec("gateway/replicas_live", "gauge", "Replicas that answer"),

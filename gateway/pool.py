@@ -7,6 +7,7 @@ accept. Invariant: a replica that dies fails its calls at once, so that no call 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -164,14 +165,15 @@ class ReplicaPool:
         while True:
             await self._probe(replica)
             replica.wake.clear()
-            try:
-                await asyncio.wait_for(replica.wake.wait(), PROBE_S if replica.live else PROBE_DEAD_S)
-            except TimeoutError:
-                continue
+            # Not wait_for, here or below: in Python 3.11 it can lose the cancellation that ends this loop.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PROBE_S if replica.live else PROBE_DEAD_S):
+                    await replica.wake.wait()
 
     async def _probe(self, replica: Replica) -> None:
         try:
-            status = await asyncio.wait_for(replica.engine.status(), PROBE_TIMEOUT_S)
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                status = await replica.engine.status()
         except Exception as error:
             # Whatever the answer lacks, a replica whose state cannot be read gets no calls.
             if not isinstance(error, AgentRLError | TimeoutError):

@@ -46,7 +46,8 @@ def plan_call(tree: Tree, renderer: ConversationRenderer, request: CallRequest) 
     opening = renderer.opening(request.tools, request.must_call)
     if not opening:
         raise RequestError(
-            f"tool_choice: calls have no common beginning in the template {renderer.fingerprint}: send auto",
+            f"tool_choice: in the template {renderer.fingerprint} no call can be begun for the model (the prompt opens "
+            "its reasoning, or calls have no common beginning): send auto",
             detail={"param": "tool_choice"},
         )
     prompt_ids, prompt_delta = plan.prompt_ids + opening, plan.prompt_delta + opening

@@ -212,6 +212,7 @@ class Session:
                 sampled=completion.token_ids, logprobs=completion.logprobs, versions=completion.versions,
                 finish_reason=completion.finish_reason, branch=plan.branch, digest=request.digest,
                 idempotency_key=request.idempotency_key, cached_tokens=completion.cached_tokens,
+                constrained=bool(request.json_schema),
                 # The session's sampling: how many tokens a call may take says nothing about how they are drawn.
                 provenance=Provenance(
                     tokenizer=renderer.tokenizer_fingerprint, renderer=renderer.fingerprint,
@@ -228,6 +229,8 @@ class Session:
         metrics.inc("gateway/prompt_tokens_total", prompt_tokens)
         metrics.inc("gateway/cached_tokens_total", node.cached_tokens)
         metrics.inc("gateway/sampled_tokens_total", len(node.sampled))
+        if node.constrained:
+            metrics.inc("gateway/constrained_tokens_total", len(node.sampled))
         if node.branch:
             metrics.inc("gateway/branches_total", reason=node.branch.value)
         malformed = sum(call.arguments is None for call in node.reply.tool_calls)

@@ -86,6 +86,7 @@ class NodeRecord(Value):
     reply: Message
     versions: tuple[VersionRun, ...]
     provenance: Provenance
+    constrained: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +200,11 @@ class SessionStore:
 
 def _row(session_id: str, node: Node) -> dict[str, Any]:
     record = NodeRecord(
-        messages=node.messages, reply=node.reply, versions=node.versions, provenance=node.provenance
+        messages=node.messages,
+        reply=node.reply,
+        versions=node.versions,
+        provenance=node.provenance,
+        constrained=node.constrained,
     ).model_dump_json()
     return {
         "session_id": session_id, "seq": node.seq, "parent": node.parent.seq if node.parent else None,
@@ -219,7 +224,7 @@ def _node(row: Any, parent: Node | None) -> Node:
         prompt_delta=tuple(_unpack("i", row.prompt_delta)), sampled=tuple(_unpack("i", row.sampled)),
         logprobs=tuple(_unpack("d", row.logprobs)), finish_reason=row.finish_reason,
         branch=Branch(row.branch) if row.branch else None, digest=row.digest, idempotency_key=row.idempotency_key,
-        cached_tokens=row.cached_tokens,
+        cached_tokens=row.cached_tokens, constrained=record.constrained,
     )  # fmt: skip
 
 

@@ -73,6 +73,8 @@ class Node:
     idempotency_key: str
     cached_tokens: int = 0
     """Prompt tokens that the engine had in its prefix cache."""
+    constrained: bool = False
+    """A schema kept the policy from tokens: what was sampled is not a draw of the trained distribution."""
     delivery: Delivery = Delivery.SAMPLED
     children: list[Node] = field(default_factory=list)
 

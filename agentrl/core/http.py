@@ -226,19 +226,6 @@ class Service:
             raise _error_of(response, f"{where}: HTTP {response.status_code}")
         return response
 
-    @asynccontextmanager
-    async def stream(
-        self, method: str, path: str, *, content: bytes, headers: Mapping[str, str]
-    ) -> AsyncIterator[AsyncIterator[str]]:
-        """One request whose answer is read line by line as it arrives; leaving the block closes the connection."""
-        where = f"{method} {self.base_url}{path}"
-        with _connection_errors(where):
-            async with self._client.stream(method, path, content=content, headers=dict(headers)) as response:
-                if response.status_code >= 400:
-                    await response.aread()
-                    raise _error_of(response, f"{where}: HTTP {response.status_code}")
-                yield response.aiter_lines()
-
     async def healthy(self) -> bool:
         """Whether /readyz answers 200 within two seconds."""
         try:

@@ -6,7 +6,7 @@ Every method raises errors of `agentrl.core.errors`, and only those, for what it
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,16 +58,6 @@ class EngineStatus:
     """Longest prompt + completion, in tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """New tokens of a streamed call; the deltas' tokens in order are those of its completion."""
-
-    token_ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    completion: Completion | None = None
-    """On the last delta only: what `generate` would have returned."""
-
-
 class Engine(Protocol):
     """A client of one replica that speaks vLLM's HTTP API. Raises EngineError, ContextOverflow, ServiceUnavailable."""
 
@@ -77,12 +67,6 @@ class Engine(Protocol):
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one completion. Cancelling the call aborts it on the engine."""
         ...
-
-    def stream(self, request: GenerateRequest) -> AsyncIterator[Delta]:
-        """Yield new tokens as they are sampled; the last delta carries the whole call. Closing it aborts the call."""
-        ...
-
-    async def abort(self, request_ids: Sequence[str]) -> None: ...
 
     async def status(self) -> EngineStatus: ...
 

@@ -177,16 +177,24 @@ class ConversationRenderer:
         return tuple(token for token, index, by_model in rows if by_model and index == 1)
 
     def opening(self, tools: Sequence[Tool], name: str = "") -> Ids:
-        """How an answer begins that calls the tool `name`, or any tool: what all such calls have in common."""
+        """How an answer begins that calls the tool `name`, or any tool: what all such calls have in common.
+
+        () where no call can follow a prompt at once, as where the prompt has opened the model's reasoning.
+        """
         # The pairs differ in their first character from where the choice is the model's.
         arguments: Sequence[Mapping[str, Any]] = ({}, {"a": 1})
         calls = [(name, given) for given in arguments] if name else [("a", {}), ("Z", {})]
-        written = [
-            self.sampled(Message(role="assistant", tool_calls=(ToolCall(id="", name=n, arguments=a, raw=""),)), tools)
-            for n, a in calls
-        ]
+        before = self.prompt([Message(role="user")], tools)
+        written = [self._called(ToolCall(id="", name=n, arguments=a, raw=""), tools) for n, a in calls]
+        if any(ids[: len(before)] != before for ids in written):
+            return ()
         same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(*written, strict=False))
-        return tuple(token for token, _ in same)
+        return tuple(token for token, _ in same)[len(before) :]
+
+    def _called(self, call: ToolCall, tools: Sequence[Tool]) -> Ids:
+        """A conversation in which an empty user message is answered by this call."""
+        frame = [Message(role="user"), Message(role="assistant", tool_calls=(call,)), Message(role="tool")]
+        return tuple(self._renderer.render_ids([self._message(m) for m in frame], tools=self._tools(tools)))
 
     def demonstration(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[Ids, Ids]:
         """A worked conversation as the gateway would have recorded it: token ids, and 1 where the model speaks."""

@@ -27,12 +27,10 @@ from agentrl.core.errors import (
     WeightsError,
 )
 from agentrl.core.http import Service
-from agentrl.core.protocols import Delta, EngineStatus
+from agentrl.core.protocols import EngineStatus
 from agentrl.core.types import Completion, GenerateRequest, VersionRun
 
 GENERATE = "/inference/v1/generate"
-ID_PREFIX = "generate-tokens-"
-"""The engine's own prefix to request ids, which an abort must name."""
 CALL_TIMEOUT_S = 600.0
 """A call may be held by a pause; who needs an answer sooner cancels."""
 
@@ -51,40 +49,12 @@ class EngineClient:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """Sample one completion. Cancelling the call aborts it: the connection closes."""
-        body = orjson.dumps(self._body(request, stream=False))
+        body = orjson.dumps(self._body(request))
         response = await self._request("POST", GENERATE, content=body, headers=_headers(request))
         answer = orjson.loads(response.content)
         choice = answer["choices"][0]
         tokens, logprobs = _sampled(choice)
         return _completion(tokens, logprobs, choice, answer["usage"])
-
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta]:
-        """Yield new tokens as they are sampled; closing the iterator aborts the call."""
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        last: Delta | None = None
-        choice: dict[str, Any] = {}
-        async for event in self._events(request):
-            if event.get("error"):
-                raise _reported(event["error"])
-            if not event["choices"]:
-                if last is None:
-                    break
-                completion = _completion(tokens, logprobs, choice, event["usage"])
-                yield Delta(last.token_ids, last.logprobs, completion)
-                return
-            choice = event["choices"][0]
-            new_tokens, new_logprobs = _sampled(choice)
-            tokens += new_tokens
-            logprobs += new_logprobs
-            last = Delta(tuple(new_tokens), tuple(new_logprobs))
-            if choice["finish_reason"] is None:
-                yield last
-        raise EngineError(f"{self.url}: the stream of {request.request_id} ended before the call did")
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        ids = [ID_PREFIX + request_id for request_id in request_ids]
-        await self._request("POST", "/inference/v1/abort_requests", json={"request_ids": ids})
 
     async def status(self) -> EngineStatus:
         models, version, weights, metrics = await asyncio.gather(
@@ -134,13 +104,12 @@ class EngineClient:
     async def close(self) -> None:
         await self._service.close()
 
-    def _body(self, request: GenerateRequest, *, stream: bool) -> dict[str, Any]:
+    def _body(self, request: GenerateRequest) -> dict[str, Any]:
         sampling = request.sampling
         body: dict[str, Any] = {
             "request_id": request.request_id,
             "token_ids": request.token_ids,
             "priority": request.priority,
-            "stream": stream,
             "sampling_params": {
                 "max_tokens": sampling.max_tokens,
                 "temperature": sampling.temperature,
@@ -158,19 +127,7 @@ class EngineClient:
             body["model"] = self._model
         if request.cache_salt:
             body["cache_salt"] = request.cache_salt
-        if stream:
-            body["stream_options"] = {"include_usage": True}
         return body
-
-    async def _events(self, request: GenerateRequest) -> AsyncIterator[dict[str, Any]]:
-        content = orjson.dumps(self._body(request, stream=True))
-        try:
-            async with self._service.stream("POST", GENERATE, content=content, headers=_headers(request)) as lines:
-                async for line in lines:
-                    if line.startswith("data: ") and line != "data: [DONE]":
-                        yield orjson.loads(line[6:])
-        except AgentRLError as error:
-            raise _engine_error(error) from error
 
     async def _start_update(self) -> None:
         """An update that was begun and never finished is taken over: what it staged is replaced."""
@@ -208,11 +165,6 @@ def _engine_error(error: AgentRLError) -> AgentRLError:
         return ServiceUnavailable(error.message, ran=Ran.NO)
     # The engine's own failures may pass; a request that it refuses will be refused again.
     return EngineError(error.message, ran=error.ran, retryable=status >= 500, detail=error.detail)
-
-
-def _reported(error: Mapping[str, Any]) -> AgentRLError:
-    """An error that vLLM reports inside a stream, whose status line it has sent already."""
-    return _engine_error(AgentRLError(str(error.get("message")), detail={"http_status": error.get("code", 500)}))
 
 
 @asynccontextmanager

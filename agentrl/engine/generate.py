@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from starlette.types import Receive, Scope, Send
 
 from agentrl.core.errors import RequestError
-from agentrl.engine.wire import GenerateBody, chunk, closing, response, to_sequence
-from agentrl.engine.worker import Ticket, Worker
+from agentrl.engine.wire import GenerateBody, response, to_sequence
+from agentrl.engine.worker import Worker
 
 
 class GenerateEndpoint:
@@ -27,26 +27,17 @@ class GenerateEndpoint:
         sequence = to_sequence(
             body, context=runner.context, vocab_size=runner.vocab_size, end_ids=runner.end_ids
         )  # fmt: skip
-        ticket = self._worker.submit(sequence, stream=body.stream)
+        done = self._worker.submit(sequence)
         # After the body the only message left is the disconnect.
         gone = asyncio.ensure_future(receive())
         gone.add_done_callback(lambda task: None if task.cancelled() else self._worker.abort(lambda s: s is sequence))
         try:
-            if body.stream:
-                await self._stream(ticket, body, send)
-            else:
-                answer = response(await ticket.done, body, self._model)
-                await _start(send, b"application/json", length=len(answer))
-                await send({"type": "http.response.body", "body": answer})
+            answer = response(await done, body, self._model)
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(answer)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": answer})
         finally:
             gone.cancel()
-
-    async def _stream(self, ticket: Ticket, body: GenerateBody, send: Send) -> None:
-        await _start(send, b"text/event-stream")
-        async for span in ticket.spans():
-            await _send(send, chunk(ticket.sequence, body, span))
-        sequence = await ticket.done
-        await send({"type": "http.response.body", "body": closing(sequence, body)})
 
 
 async def _read(receive: Receive) -> bytes:
@@ -67,14 +58,3 @@ def _parse(raw: bytes) -> GenerateBody:
         where = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise RequestError(f"POST /inference/v1/generate: {where}") from None
     return body if body.request_id else body.model_copy(update={"request_id": uuid.uuid4().hex})
-
-
-async def _start(send: Send, kind: bytes, *, length: int | None = None) -> None:
-    headers = [(b"content-type", kind)]
-    if length is not None:
-        headers.append((b"content-length", str(length).encode()))
-    await send({"type": "http.response.start", "status": 200, "headers": headers})
-
-
-async def _send(send: Send, body: bytes) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": True})

@@ -80,7 +80,7 @@ class Sequence:
             self.finish_reason = "length"
 
     def runs(self) -> tuple[VersionRun, ...]:
-        """Which version sampled which tokens."""
+        """Which version sampled which tokens; none of a sequence that ended while it waited."""
         ends = [start for _, start in self._marks[1:]] + [len(self.token_ids)]
-        pairs = zip(self._marks, ends, strict=True)
+        pairs = zip(self._marks, ends, strict=False)
         return tuple(VersionRun(version=v, start=start, end=end) for (v, start), end in pairs if end > start)

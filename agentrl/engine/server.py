@@ -110,12 +110,6 @@ def _add_model_routes(app: FastAPI, worker: Worker) -> None:
 
 
 def _add_control_routes(app: FastAPI, worker: Worker) -> None:
-    @app.post("/inference/v1/abort_requests")
-    async def abort_requests(request_ids: list[str] = Body(embed=True)) -> Response:
-        ids = frozenset(request_ids)
-        worker.abort(lambda sequence: sequence.id in ids)
-        return Response()
-
     @app.post("/pause")
     async def pause(mode: Literal["abort", "keep"] = "abort", clear_cache: bool = Query(True)) -> dict[str, str]:
         def hold(scheduler: Scheduler) -> None:

@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agentrl.core.errors import ContextOverflow, RequestError
 from agentrl.engine.sequence import Sequence
-from agentrl.engine.worker import Span
 
 ID_PREFIX = "generate-tokens-"
-"""vLLM puts it before the caller's request id; aborts must name the id with it."""
+"""vLLM puts it before the caller's request id."""
 
 
 class SamplingParams(BaseModel):
@@ -37,18 +36,13 @@ class SamplingParams(BaseModel):
     prompt_logprobs: Literal[0] | None = None
 
 
-class StreamOptions(BaseModel):
-    include_usage: bool = False
-
-
 class GenerateBody(BaseModel):
     request_id: str = ""
     token_ids: list[int] = Field(min_length=1)
     sampling_params: SamplingParams
     model: str | None = None
     output_mode: Literal["tokens"] = "tokens"
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
+    stream: Literal[False] = False
     cache_salt: str = ""
     priority: int = 0
 
@@ -77,39 +71,20 @@ def _seeded(seed: int | None) -> torch.Generator | None:
 
 
 def response(sequence: Sequence, body: GenerateBody, model: str) -> bytes:
-    """The answer to a call that did not ask for a stream."""
     return orjson.dumps(
         {
             "request_id": sequence.id,
             "created": int(time.time()),
             "model": model,
             "usage": _usage(sequence),
-            "choices": [_choice(sequence, body, 0, len(sequence.token_ids))],
+            "choices": [_choice(sequence, body)],
             "prompt_logprobs": _prompt_logprobs(sequence),
         }
     )
 
 
-def chunk(sequence: Sequence, body: GenerateBody, span: Span) -> bytes:
-    """One server-sent event with the tokens of a span; only the last one has the reason and the version runs."""
-    choice = _choice(sequence, body, span.start, span.end)
-    if not span.last:
-        choice |= {"finish_reason": None, "stop_reason": None, "weight_versions": None}
-    return b"data: " + orjson.dumps({"request_id": sequence.id, "choices": [choice], "usage": None}) + b"\n\n"
-
-
-def closing(sequence: Sequence, body: GenerateBody) -> bytes:
-    """The end of a stream: usage, if asked for, and the marker."""
-    usage = b""
-    if body.stream_options.include_usage:
-        tail = {"request_id": sequence.id, "choices": [], "usage": _usage(sequence)}
-        usage = b"data: " + orjson.dumps(tail) + b"\n\n"
-    return usage + b"data: [DONE]\n\n"
-
-
-def _choice(sequence: Sequence, body: GenerateBody, start: int, end: int) -> dict[str, Any]:
-    tokens = sequence.token_ids[start:end]
-    rows = zip(tokens, sequence.logprobs[start:end], sequence.ranks[start:end], strict=True)
+def _choice(sequence: Sequence, body: GenerateBody) -> dict[str, Any]:
+    rows = zip(sequence.token_ids, sequence.logprobs, sequence.ranks, strict=True)
     content = [{"token_id": token, "logprob": logprob, "rank": rank} for token, logprob, rank in rows]
     runs = [{"version": str(run.version), "start": run.start, "end": run.end} for run in sequence.runs()]
     return {
@@ -117,7 +92,7 @@ def _choice(sequence: Sequence, body: GenerateBody, start: int, end: int) -> dic
         "logprobs": None if body.sampling_params.logprobs is None else {"content": content},
         "finish_reason": sequence.finish_reason,
         "stop_reason": sequence.stop_reason,
-        "token_ids": tokens,
+        "token_ids": sequence.token_ids,
         "weight_versions": runs,
     }
 

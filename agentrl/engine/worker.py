@@ -3,7 +3,7 @@
 Used by the server, from its event loop. Commands run between steps, in the order in which they were given. Results
 cross to the loop once a step, whatever their number.
 
-Invariant: a submitted sequence's `done` always resolves: with the sequence, or, when the thread died, with EngineError
+Invariant: a submitted sequence's future always resolves: with the sequence, or, when the thread died, with EngineError
 while `failed` carries the cause for whoever runs the process.
 """
 
@@ -13,52 +13,14 @@ import asyncio
 import concurrent.futures
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from agentrl.core.errors import EngineError, Ran
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.sequence import Sequence
 
 T = TypeVar("T")
-
-
-class Span(NamedTuple):
-    """New tokens [start, end) of a streamed sequence; `last` with its finish reason."""
-
-    start: int
-    end: int
-    last: bool
-
-
-class Ticket:
-    """The loop's handle to a submitted sequence."""
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.sequence = sequence
-        self.done: asyncio.Future[Sequence] = asyncio.get_running_loop().create_future()
-        self._spans: asyncio.Queue[Span | None] = asyncio.Queue()
-
-    async def spans(self) -> AsyncIterator[Span]:
-        """New tokens as they come; ends with the sequence. For streams only."""
-        while (span := await self._spans.get()) is not None:
-            yield span
-            if span.last:
-                return
-
-    def progress(self, span: Span) -> None:
-        self._spans.put_nowait(span)
-
-    def finish(self, error: EngineError | None = None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(self.sequence)
-        else:
-            self._spans.put_nowait(None)
-            self.done.set_exception(error)
-            # Marks it as seen: nobody may be left to ask, since the caller can have disconnected.
-            self.done.exception()
 
 
 class Worker:
@@ -70,8 +32,7 @@ class Worker:
         """Never has a result; its exception is what killed the thread."""
         self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         """None ends the thread."""
-        self._tickets: dict[Sequence, Ticket] = {}
-        self._streams: dict[Sequence, int] = {}
+        self._waited: dict[Sequence, asyncio.Future[Sequence]] = {}
         self._thread = threading.Thread(target=self._run, name="engine-scheduler", daemon=True)
 
     def start(self) -> None:
@@ -81,11 +42,12 @@ class Worker:
         self._commands.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def submit(self, sequence: Sequence, *, stream: bool = False) -> Ticket:
+    def submit(self, sequence: Sequence) -> asyncio.Future[Sequence]:
+        """Queue a sequence; the future has it once it has ended."""
         self._check()
-        ticket = self._tickets[sequence] = Ticket(sequence)
-        self._commands.put(lambda: self._add(sequence, stream))
-        return ticket
+        done = self._waited[sequence] = self._loop.create_future()
+        self._commands.put(lambda: self.scheduler.add(sequence))
+        return done
 
     async def call(self, function: Callable[[Scheduler], T]) -> T:
         """Run `function` between two steps."""
@@ -136,36 +98,25 @@ class Worker:
             command()
             wait = False
 
-    def _add(self, sequence: Sequence, stream: bool) -> None:
-        self.scheduler.add(sequence)
-        if stream:
-            self._streams[sequence] = 0
-
     def _hand_over(self, ended: list[Sequence]) -> None:
-        progress = []
-        for sequence, sent in self._streams.items():
-            span = Span(sent, len(sequence.token_ids), sequence.finish_reason is not None)
-            if span.end > span.start or span.last:
-                progress.append((sequence, span))
-        for sequence, span in progress:
-            self._streams[sequence] = span.end
-            if span.last:
-                del self._streams[sequence]
-        if ended or progress:
-            self._loop.call_soon_threadsafe(self._deliver, ended, progress)
+        if ended:
+            self._loop.call_soon_threadsafe(self._deliver, ended)
 
     # --- on the loop ---
 
-    def _deliver(self, ended: list[Sequence], progress: list[tuple[Sequence, Span]]) -> None:
-        for sequence, span in progress:
-            self._tickets[sequence].progress(span)
+    def _deliver(self, ended: list[Sequence]) -> None:
         for sequence in ended:
-            self._tickets.pop(sequence).finish()
+            done = self._waited.pop(sequence)
+            if not done.done():
+                done.set_result(sequence)
 
     def _die(self, error: BaseException) -> None:
         self.failed.set_exception(error)
         self.failed.exception()
         lost = EngineError(f"the engine's scheduler died: {type(error).__name__}: {error}", ran=Ran.MAYBE)
-        for ticket in self._tickets.values():
-            ticket.finish(lost)
-        self._tickets.clear()
+        for done in self._waited.values():
+            if not done.done():
+                done.set_exception(lost)
+                # Marks it as seen: nobody may be left to ask, since the caller can have disconnected.
+                done.exception()
+        self._waited.clear()

@@ -7,6 +7,7 @@ with the nearest key named.
 from __future__ import annotations
 
 import difflib
+import math
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -74,7 +75,8 @@ class RolloutSection(Settings):
         if given in ("batch", "window") or (isinstance(given, int) and not isinstance(given, bool) and given > 0):
             return given
         near = difflib.get_close_matches(str(given), ("batch", "window"), n=1, cutoff=0.4)
-        nearest = repr(near[0]) if near else 1 if isinstance(given, int | float) else "'batch'"
+        number = isinstance(given, int | float) and math.isfinite(given)
+        nearest = repr(near[0]) if near else max(1, round(given)) if number else "'batch'"
         raise ValueError(f"{given!r} is neither 'batch' nor 'window' nor a number from 1; nearest is {nearest}")
 
 

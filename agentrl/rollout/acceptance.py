@@ -77,7 +77,8 @@ def _defects(episode: Episode) -> Iterator[tuple[Defect, str]]:
         yield Defect.DUPLICATE_TRAJECTORY, f"session {episode.session_id} exported one id twice"
     trained = sum(trained_tokens(trajectory) for trajectory in episode.trajectories)
     if trained == 0:
-        yield Defect.NO_TRAINED_TOKEN, f"session {episode.session_id} holds no token to train on"
+        why = "nothing was sampled, or all of it under a response_format"
+        yield Defect.NO_TRAINED_TOKEN, f"session {episode.session_id} holds no token to train on: {why}"
     for trajectory in episode.trajectories:
         if trajectory.session_tokens < trained:
             detail = f"session_tokens is {trajectory.session_tokens}, the trajectories hold {trained}"

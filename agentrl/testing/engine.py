@@ -1,18 +1,18 @@
 """An engine that plays a script, in process. For tests and benches of the gateway, rollout and weights.
 
-Keeps the engine's contract (`tests/contract/test_engine_contract.py`): version runs, pause, abort, cancellation,
+Keeps the engine's contract (`tests/contract/test_engine_contract.py`): version runs, pause, cancellation,
 context overflow, staged weights. Invariant: what it returns is a function of the script and of the commands given.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agentrl.core.errors import AgentRLError, ContextOverflow, EngineError, Ran, WeightsError
-from agentrl.core.protocols import Delta, EngineStatus
+from agentrl.core.protocols import EngineStatus
 from agentrl.core.types import Completion, GenerateRequest, VersionRun, WeightManifest
 
 
@@ -51,7 +51,9 @@ class ScriptedEngine:
         self.requests: list[GenerateRequest] = []
         """Every call, in order."""
         self.aborted: list[str] = []
-        """Ids of the calls that an abort or a cancellation ended."""
+        """Ids of the calls that `cut` or a cancellation ended."""
+        self.sampled = 0
+        """Tokens of all calls so far."""
         self.version = version
         self.probe_error = 0.0
         """Added to the logprobs that a probe sees; a replica with wrong weights."""
@@ -75,12 +77,6 @@ class ScriptedEngine:
         return -0.1 * (1 + token % 7)
 
     async def generate(self, request: GenerateRequest) -> Completion:
-        async for delta in self.stream(request):
-            if delta.completion is not None:
-                return delta.completion
-        raise AssertionError("a stream ends with its completion")
-
-    async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta]:
         self.requests.append(request)
         limit = min(request.sampling.max_tokens, self._context - len(request.token_ids))
         if limit <= 0:
@@ -96,22 +92,19 @@ class ScriptedEngine:
                 await asyncio.sleep(reply.delay_s)
             if reply.error is not None:
                 raise reply.error
-            async for delta in self._play(request, reply, limit, stopped):
-                yield delta
-        except (asyncio.CancelledError, GeneratorExit):
+            return await self._play(request, reply, limit, stopped)
+        except asyncio.CancelledError:
             self.aborted.append(request.request_id)
             raise
         finally:
             del self._calls[request.request_id]
 
-    async def _play(
-        self, request: GenerateRequest, reply: Reply, limit: int, stopped: asyncio.Event
-    ) -> AsyncIterator[Delta]:
+    async def _play(self, request: GenerateRequest, reply: Reply, limit: int, stopped: asyncio.Event) -> Completion:
         tokens = list(reply.token_ids)[:limit]
         logprobs = list(reply.logprobs or map(self.logprob, tokens))[: len(tokens)]
         versions: list[int] = []
         reason = "length"
-        for i, token in enumerate(tokens):
+        for token in tokens:
             if reply.token_s:
                 await asyncio.sleep(reply.token_s)
             await self._running(stopped)
@@ -120,13 +113,12 @@ class ScriptedEngine:
                 self.aborted.append(request.request_id)
                 break
             versions.append(self.version)
+            self.sampled += 1
             if token in request.stop_token_ids:
                 reason = "stop"
                 break
-            if i + 1 < len(tokens):
-                yield Delta((token,), (logprobs[i],))
         n = len(versions)
-        completion = Completion.model_validate(
+        return Completion.model_validate(
             {
                 "token_ids": tokens[:n],
                 "logprobs": logprobs[:n],
@@ -136,13 +128,10 @@ class ScriptedEngine:
                 "prompt_tokens": len(request.token_ids),
             }
         )
-        last = slice(n, n) if reason == "abort" else slice(max(n - 1, 0), n)
-        yield Delta(tuple(tokens[last]), tuple(logprobs[last]), completion)
 
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            if request_id in self._calls:
-                self._calls[request_id].set()
+    def cut(self, request_id: str) -> None:
+        """End a running call as an engine does that is told to abort it: with what it has."""
+        self._calls[request_id].set()
 
     async def status(self) -> EngineStatus:
         running = len(self._calls)
@@ -179,7 +168,7 @@ class ScriptedEngine:
         """Nothing to release."""
 
     async def _running(self, stopped: asyncio.Event) -> None:
-        """Wait while paused, unless the call is aborted."""
+        """Wait while paused, unless the call is cut."""
         if self._resumed.is_set():
             return
         waits = [asyncio.ensure_future(self._resumed.wait()), asyncio.ensure_future(stopped.wait())]

@@ -20,7 +20,14 @@ from agentrl.core.rendering import ConversationRenderer
 from agentrl.core.types import ToolCall
 from gateway.conversation import CallRequest
 from gateway.tree import Node
-from gateway.wire.chat_fields import check_fields, read_json_schema, read_seed, read_tool_choice, refused
+from gateway.wire.chat_fields import (
+    check_fields,
+    check_together,
+    read_json_schema,
+    read_seed,
+    read_tool_choice,
+    refused,
+)
 from gateway.wire.chat_messages import read_messages, read_tools
 
 ARGUMENT_PIECE = 48
@@ -99,6 +106,8 @@ class ChatWire:
         fields = _fields(body)
         tools = read_tools(fields.get("tools"))
         unapplied = check_fields(fields)
+        schema = read_json_schema(fields.get("response_format"))
+        check_together(schema, tools, fields.get("tool_choice"))
         request = CallRequest(
             messages=read_messages(fields.get("messages")),
             tools=tools,
@@ -109,7 +118,7 @@ class ChatWire:
             must_call=read_tool_choice(fields.get("tool_choice"), tools),
             one_call=fields.get("parallel_tool_calls") is False,
             seed=read_seed(fields.get("seed")),
-            json_schema=read_json_schema(fields.get("response_format")),
+            json_schema=schema,
             retry=headers.get("x-stainless-retry-count", "0") not in ("", "0"),
             idempotency_key=headers.get("idempotency-key", ""),
         )

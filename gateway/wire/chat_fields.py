@@ -111,6 +111,16 @@ def read_json_schema(raw: Any) -> str:
     return to_json(schema).decode()
 
 
+def check_together(schema: str, tools: Sequence[Tool], choice: Any) -> None:
+    """A constrained answer is the schema's JSON from its first token on, so it could call none of the tools."""
+    if schema and tools and choice != "none":
+        raise refused(
+            "response_format",
+            "it would keep the model from calling any of `tools`: send it with the request for the last answer alone, "
+            "with tool_choice 'none', or offer a tool with these parameters in its stead",
+        )
+
+
 def read_seed(raw: Any) -> int | None:
     if raw is None or (isinstance(raw, int) and not isinstance(raw, bool)):
         return raw

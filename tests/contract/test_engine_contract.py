@@ -17,8 +17,8 @@ from vllm_server import vllm_server
 from agentrl.core.config import EngineConfig
 from agentrl.core.errors import ContextOverflow, EngineError, ServiceUnavailable, WeightsError
 from agentrl.core.http import Service, free_port, serving
-from agentrl.core.protocols import Delta, Engine
-from agentrl.core.types import Completion, GenerateRequest, Sampling, VersionRun, WeightManifest
+from agentrl.core.protocols import Engine
+from agentrl.core.types import GenerateRequest, Sampling, VersionRun, WeightManifest
 from agentrl.engine.client import EngineClient
 from agentrl.engine.server import build_worker, create_engine_app
 from agentrl.testing.engine import Reply, ScriptedEngine
@@ -62,22 +62,16 @@ def vllm_url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def scripted() -> tuple[ScriptedEngine, Callable[[], Awaitable[int]]]:
     """Its replies are a function of the prompt, like greedy ones, and take long enough to be interrupted."""
-    sampled = 0
 
     def reply(request: GenerateRequest) -> Reply:
         return Reply([(request.token_ids[-1] + 7 * i) % VOCAB for i in range(CONTEXT)], token_s=0.001)
 
-    class Counting(ScriptedEngine):
-        async def stream(self, request: GenerateRequest) -> AsyncIterator[Delta]:
-            nonlocal sampled
-            async for delta in super().stream(request):
-                sampled += len(delta.token_ids)
-                yield delta
+    engine = ScriptedEngine(reply, version=1, context=CONTEXT)
 
     async def generated() -> int:
-        return sampled
+        return engine.sampled
 
-    return Counting(reply, version=1, context=CONTEXT), generated
+    return engine, generated
 
 
 @asynccontextmanager
@@ -173,51 +167,17 @@ async def test_a_stop_token_ends_the_call_and_is_returned(subject: Subject) -> N
     assert (completion.finish_reason, completion.stop_reason) == ("stop", stop)
 
 
-async def test_a_stream_adds_up_to_its_completion(subject: Subject) -> None:
-    deltas = [delta async for delta in subject.engine.stream(call("a", 7, 8, max_tokens=9))]
-    assert [delta.completion is None for delta in deltas] == [True] * (len(deltas) - 1) + [False]
-    completion = deltas[-1].completion
-    assert completion is not None
-    assert tuple(t for delta in deltas for t in delta.token_ids) == completion.token_ids
-    assert tuple(x for delta in deltas for x in delta.logprobs) == completion.logprobs
-    again = await subject.engine.generate(call("b", 7, 8, max_tokens=9))
-    assert (completion.token_ids, completion.versions) == (again.token_ids, again.versions)
-
-
 async def test_the_context_bounds_a_call(subject: Subject) -> None:
     room = await subject.engine.generate(call("a", *[1] * (CONTEXT - 3), max_tokens=10))
     assert (len(room.token_ids), room.finish_reason) == (3, "length")
     for request in (call("b", *[1] * CONTEXT), call("c", *[1] * (CONTEXT + 40))):
         with pytest.raises(ContextOverflow):
             await subject.engine.generate(request)
-        with pytest.raises(ContextOverflow):
-            await anext(aiter(subject.engine.stream(request)))
 
 
-async def test_an_aborted_call_returns_what_it_has(subject: Subject) -> None:
-    completion: Completion | None = None
-    async for delta in subject.engine.stream(call("long", 1, 2, max_tokens=LONG)):
-        if delta.completion is None:
-            await subject.engine.abort(["long"])
-        completion = delta.completion
-    assert completion is not None
-    assert completion.finish_reason == "abort"
-    assert 0 < len(completion.token_ids) < LONG
-    await subject.engine.abort(["unknown"])
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_a_cancelled_call_stops_on_the_engine(subject: Subject, streaming: bool) -> None:
+async def test_a_cancelled_call_stops_on_the_engine(subject: Subject) -> None:
     before = await subject.generated()
-
-    async def consume() -> None:
-        if streaming:
-            async for _ in subject.engine.stream(call("long", 1, 2, max_tokens=ENDLESS)):
-                pass
-        else:
-            await subject.engine.generate(call("long", 1, 2, max_tokens=ENDLESS))
-
-    task = asyncio.create_task(consume())
+    task = asyncio.create_task(subject.engine.generate(call("long", 1, 2, max_tokens=ENDLESS)))
     await until_running(subject.engine, task)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -261,8 +221,11 @@ async def test_a_call_may_span_an_update(subject: Subject) -> None:
     old = (await engine.status()).version
     new = old + 1
     await engine.stage_weights(subject.publish(new))
+    before = await subject.generated()
     task = asyncio.create_task(engine.generate(call("long", 9, max_tokens=LONG, temperature=1.0)))
-    await until_running(engine, task)
+    while await subject.generated() == before:
+        assert not task.done(), task
+        await asyncio.sleep(0.005)
     await engine.pause()
     await engine.commit_weights(new)
     await engine.resume()

@@ -42,14 +42,14 @@ def speedup(before_s: Quantity, after_s: Quantity) -> Figure:
 
 def barrier_utilization(durations_s: Sequence[Quantity]) -> Figure:
     """Share of the workers' time that is work, when all start together and wait for the slowest."""
-    work = total("work_s", "s", durations_s)
-    slowest = max(duration.value for duration in durations_s)
+    work = total("workers_s", "s", durations_s)
+    slowest = max(durations_s, key=lambda duration: duration.value)
     return Figure(
         "barrier_utilization",
-        work.value / (len(durations_s) * slowest),
+        work.value / (len(durations_s) * slowest.value),
         "share",
-        f"work_s / ({len(durations_s)} x {slowest:g})",
-        (work,),
+        f"{work.name} / ({len(durations_s)} x {slowest.name})",
+        (work, slowest),
     )
 
 

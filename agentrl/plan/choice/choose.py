@@ -29,6 +29,7 @@ from agentrl.plan.choice.reliability import Reliability, reliability
 from agentrl.plan.choice.split import work_ratio
 from agentrl.plan.choice.staleness import Cut, Staleness
 from agentrl.plan.choice.synchronization import SyncCost, sync_cost
+from agentrl.plan.choice.uncounted import Uncounted, uncounted, uncounted_notes
 from agentrl.plan.choice.waiting import Waiting, waiting
 from agentrl.plan.figure import Figure, show
 from agentrl.plan.inputs import PlanInput
@@ -64,6 +65,8 @@ class Choice:
     sandboxes: SandboxChoice | None
     residency: ResidencyChoice | None
     window: WindowChoice | None
+    uncounted: Uncounted | None
+    """Of the chosen form."""
     waiting: Waiting
     pretraining: Pretraining
 
@@ -80,12 +83,13 @@ class Choice:
             yield from (option.step_s, option.mfu, option.usd)
         yield from (*self.speedups, self.by_time, self.by_flops)
         for part in (self.staleness, self.sync, self.reliability, self.sandboxes, self.residency, self.window,
-                     self.waiting, self.pretraining):  # fmt: skip
+                     self.uncounted, self.waiting, self.pretraining):  # fmt: skip
             yield from figures_of(part)
 
 
 PARTS = (
-    Staleness, Cut, SyncCost, Reliability, SandboxChoice, ResidencyChoice, WindowChoice, Waiting, Pretraining,
+    Staleness, Cut, SyncCost, Reliability, SandboxChoice, ResidencyChoice, WindowChoice, Uncounted, Waiting,
+    Pretraining,
 )  # fmt: skip
 
 
@@ -123,6 +127,7 @@ def choose(plan: PlanInput) -> Choice:
     residency = residency_choice(chosen.rollout) if has_waiting_kv else None
     queues = has_environment and plan.workload.turn_generation_s is None
     window = window_choice(chosen.rollout) if queues else None
+    left_out = uncounted(plan, chosen.rollout, chosen.trainer_gpus)
     streaming = next((option for option in (chosen, *reversed(fit)) if option.staleness), None)
     pipeline = next((option for option in fit if option.form is Form.ONE_STEP), None)
     ranked = tuple(sorted(fit, key=lambda option: option.step_s.value))
@@ -132,6 +137,7 @@ def choose(plan: PlanInput) -> Choice:
         refused=refused,
         reasons=(
             *_reasons(plan, whole, chosen, fit),
+            *(uncounted_notes(left_out) if left_out else ()),
             *advice(chosen.step_s, sync, saving, sandboxes, residency, window),
         ),
         speedups=tuple(_speedup(fit[0], option) for option in fit),
@@ -143,6 +149,7 @@ def choose(plan: PlanInput) -> Choice:
         sandboxes=sandboxes,
         residency=residency,
         window=window,
+        uncounted=left_out,
         waiting=waiting(plan, whole, pipeline, streaming),
         pretraining=pretraining(plan, training.flops.step, saving.run_s),
     )

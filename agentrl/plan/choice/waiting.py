@@ -51,7 +51,8 @@ def waiting(plan: PlanInput, whole: Rollout, one_step: Option | None, streaming:
     by_time = rollout_gpus_by_time(whole.generation, training, whole.given.gpus("gpus", plan.cluster.gpus))
     found = Waiting(length_utilization(mean, longest), by_time, None, None, None, None, None, None, None)
     if one_step is not None and one_step.split is not None:
-        generating, trained = one_step.rollout.generation, one_step.split.training_s
+        generating = _of(one_step, one_step.rollout.generation)
+        trained = _of(one_step, one_step.split.training_s)
         steps = Input("steps", plan.run.steps, "", "[run]")
         turns = replace(sequential_s(generating, trained, steps), name="in_turns_s")
         overlapped = replace(pipelined_s(generating, trained, steps), name="overlapped_s")
@@ -70,7 +71,10 @@ def waiting(plan: PlanInput, whole: Rollout, one_step: Option | None, streaming:
     after: Quantity = streaming.split.training_s if streaming.split else Input("wait_s", 0.0, "s", "taken at once")
     load = None
     if streaming.split is not None:
-        arrivals, served = _rate("batches_generated", streaming.split.throughput_s), _rate("batches_trained", after)
+        arrivals, served = (
+            _rate(name, _of(streaming, seconds))
+            for name, seconds in (("batches_generated", streaming.split.throughput_s), ("batches_trained", after))
+        )
         load = replace(queue_load(arrivals, served), name="trainer_load")
     return replace(
         found,
@@ -78,6 +82,11 @@ def waiting(plan: PlanInput, whole: Rollout, one_step: Option | None, streaming:
         typical_lag=typical_lag(_done("group_done_s", group, token, other), after, interval),
         versions_spanned=versions_spanned(_done("episode_done_s", mean, token, other), interval),
     )
+
+
+def _of(option: Option, quantity: Quantity) -> Quantity:
+    """Called after the form, since the ledger's tables have another value under the plain name."""
+    return replace(quantity, name=f"{quantity.name}.{option.form}")
 
 
 def _done(name: str, tokens: Quantity, token: Quantity, other: Quantity) -> Figure:

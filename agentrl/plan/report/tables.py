@@ -33,6 +33,7 @@ def sections(ledger: Ledger, choice: Choice) -> Mapping[str, tuple[Figure, ...]]
         streaming: figures_of(choice.staleness),
         f"Cost of weight sync, {chosen}": figures_of(choice.sync),
         f"Checkpoints and failures, {chosen}": figures_of(choice.reliability),
+        f"Communication left out of the times, {chosen}": figures_of(choice.uncounted),
         f"Episodes in flight, {chosen}": figures_of(choice.window),
         f"Holding or releasing sandboxes, {chosen}": figures_of(choice.sandboxes),
         f"KV of waiting turns, {chosen}": figures_of(choice.residency),

@@ -93,21 +93,62 @@ async def test_a_seed_is_the_sessions_own(start_gateway: StartGateway, connect: 
     assert len({*seeds}) == 4, "attempts at a task must not all draw alike"
 
 
+class Constraining(ScriptedEngine):
+    """Takes a schema as vLLM does."""
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        found = await super().generate(request.model_copy(update={"json_schema": ""}))
+        self.requests[-1] = request
+        return found
+
+
 async def test_a_schema_reaches_an_engine_that_can(start_gateway: StartGateway, connect: Any, say: Any) -> None:
-    schemas: list[str] = []
-
-    class Constraining(ScriptedEngine):
-        """Takes a schema as vLLM does."""
-
-        async def generate(self, request: GenerateRequest) -> Completion:
-            schemas.append(request.json_schema)
-            return await super().generate(request.model_copy(update={"json_schema": ""}))
-
     engine = Constraining(lambda _: say('{"a": 1}'))
     async with start_gateway([engine]) as gateway, connect(await gateway.open()) as client:
         for wanted in (FORMAT, {"type": "json_object"}, {"type": "text"}):
             await client.chat.completions.create(model="policy", messages=[ASK], response_format=wanted)
+    schemas = [request.json_schema for request in engine.requests]
     assert schemas == ['{"type":"object","properties":{"a":{"type":"integer"}}}', '{"type":"object"}', ""]
+
+
+@pytest.mark.parametrize("formats", [(None, FORMAT), (FORMAT, None), (FORMAT, FORMAT)])
+async def test_a_draw_under_a_schema_is_recorded_but_not_trained(
+    start_gateway: StartGateway, connect: Any, say: Any, formats: tuple[Any, Any]
+) -> None:
+    replies = [say("free") if wanted is None else say('{"a": 1}') for wanted in formats]
+    async with start_gateway([Constraining(replies)]) as gateway:
+        grant = await gateway.open()
+        async with connect(grant) as client:
+            history: list[Any] = [ASK]
+            for wanted in formats:
+                extra = {} if wanted is None else {"response_format": wanted}
+                answer = await client.chat.completions.create(model="policy", messages=history, **extra)
+                history = [*history, answer.choices[0].message.model_dump(), ASK]
+        text = await metrics_of(gateway)
+        sealed = await gateway.admin.seal(grant.id)
+        assert await gateway.admin.trajectories(grant.id) == sealed
+    (trajectory,) = sealed
+    free = [token for wanted, reply in zip(formats, replies, strict=True) if wanted is None for token in reply]
+    trained = [t for t, bit in zip(trajectory.token_ids, trajectory.loss_mask, strict=True) if bit]
+    assert trained == free
+    assert trajectory.session_tokens == len(free)
+    sampled = sum(version is not None for version in trajectory.policy_versions)
+    assert sampled == sum(map(len, replies)), "what the schema forced stays in the record"
+    assert f"agentrl_gateway_constrained_tokens_total {float(sampled - len(free))}" in text
+
+
+@pytest.mark.parametrize("choice", [None, "auto", "required"])
+async def test_a_schema_that_would_keep_the_tools_from_being_called_is_refused(
+    start_gateway: StartGateway, connect: Any, say: Any, choice: Any
+) -> None:
+    engine = Constraining(lambda _: say('{"a": 1}'))
+    asked = {"model": "policy", "messages": [ASK], "tools": [BASH], "response_format": FORMAT}
+    async with start_gateway([engine]) as gateway, connect(await gateway.open(), max_retries=0) as client:
+        extra = {} if choice is None else {"tool_choice": choice}
+        with pytest.raises(openai.BadRequestError, match="tool_choice"):
+            await client.chat.completions.create(**asked, **extra)
+        answer = await client.chat.completions.create(**asked, tool_choice="none")
+    assert answer.choices[0].message.content == '{"a": 1}'
 
 
 @pytest.mark.parametrize(
@@ -132,13 +173,12 @@ async def test_what_cannot_be_done_is_refused_by_name(
     start_gateway: StartGateway, connect: Any, say: Any, field: str, value: Any
 ) -> None:
     engine = ScriptedEngine(lambda _: say("a"))
+    asked: dict[str, Any] = {field: value} if field == "response_format" else {"tools": [BASH], field: value}
     async with start_gateway([engine]) as gateway:
         grant = await gateway.open()
         async with connect(grant, max_retries=0) as client:
             with pytest.raises(openai.BadRequestError) as caught:
-                await client.chat.completions.create(
-                    model="policy", messages=[ASK], tools=[BASH], extra_body={field: value}
-                )
+                await client.chat.completions.create(model="policy", messages=[ASK], extra_body=asked)
         assert await gateway.admin.seal(grant.id) == ()
     error = caught.value.body
     assert isinstance(error, dict)

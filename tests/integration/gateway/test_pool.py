@@ -67,7 +67,7 @@ async def test_a_cut_call_is_continued_under_the_rest_of_the_budget(
             await called([engine])
             prompt = len(engine.requests[0].token_ids)
             await asyncio.sleep(0.05)
-            await engine.abort([engine.requests[0].request_id])
+            engine.cut(engine.requests[0].request_id)
             engine.version = 2
             answer = await call
         (trajectory,) = await gateway.admin.seal(grant.id)

@@ -37,6 +37,7 @@ def request(name: str, *token_ids: int, max_tokens: int = 8) -> GenerateRequest:
         {"sampling_params": {"logprobs": 5}},
         {"sampling_params": {"temperature": -1}},
         {"output_mode": "text"},
+        {"stream": True},
     ],
 )
 async def test_what_it_does_not_do_is_refused(model_folder: Folder, change: dict[str, object]) -> None:
@@ -65,6 +66,23 @@ async def test_a_session_is_served_from_the_prefix_cache(model_folder: Folder) -
             await stranger.generate(request("c", 1))
         for client in (engine, stranger):
             await client.close()
+
+
+async def test_a_pause_that_aborts_ends_the_calls_that_it_held(model_folder: Folder) -> None:
+    worker = build_worker(model_folder(), version=0, config=CONFIG)
+    async with serving(create_engine_app(worker)) as url:
+        engine, service = EngineClient(url), Service(url)
+        await engine.pause()
+        call = asyncio.create_task(engine.generate(request("a", 1, 2)))
+        while (await engine.status()).waiting == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+        await service.request("POST", "/pause", params={"mode": "abort"})
+        held = await call
+        assert (held.token_ids, held.finish_reason) == ((), "abort")
+        await engine.resume()
+        assert len((await engine.generate(request("b", 1, 2))).token_ids) == 8
+        await engine.close()
+        await service.close()
 
 
 async def test_weights_that_diverged_are_an_engine_error(model_folder: Folder) -> None:

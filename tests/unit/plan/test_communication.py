@@ -88,3 +88,24 @@ def test_a_small_group_uses_the_links_of_its_node() -> None:
         ledger = Ledger(base.model_copy(update={"trainer": base.trainer.model_copy(update={"model_parallel": ranks})}))
         sent = value(ledger, "train_all_reduce_bytes")
         assert value(ledger, "train_all_reduce_s") == pytest.approx(sent / rate)
+
+
+def test_a_plan_says_what_its_times_leave_out() -> None:
+    small = choose(plan_8b())
+    large = choose(plan("DeepSeek-V3", 512, rollout={"gpus_per_instance": 32, "weight_bytes": 1}))
+    left_out, training = small.uncounted, Training(plan_8b(), 64)
+    assert left_out is not None
+    assert left_out.training_s.value == pytest.approx(107.5, abs=0.1)
+    assert left_out.training_room_s.value == pytest.approx(0.5 * training.forward.value + 0.6 * training.update.value)
+    (note,) = [reason for reason in small.reasons if "not in these times" in reason]
+    assert "107.5 s" in note
+    assert "have room for 117.4 s" in note
+    notes = [reason for reason in large.reasons if "not in these times" in reason]
+    assert any("the trainer's ranks" in note and "longer than it says here" in note for note in notes)
+
+
+def test_a_plan_that_counts_it_or_has_one_rank_leaves_nothing_out() -> None:
+    for of in (counted(plan_8b()), plan("Qwen2.5-0.5B", 1, prompts=8, samples=4, response_tokens=200)):
+        choice = choose(of)
+        assert choice.uncounted is None
+        assert not any("not in these times" in reason for reason in choice.reasons)

@@ -75,6 +75,8 @@ def test_a_plan_is_read(tmp_path: Path) -> None:
         ("[cluster]", "[trainer]\npipeline_parallel = 33\n[cluster]", "33 stages of 32 layers; at most 32"),
         ("[cluster]", "[rollout]\nin_flight = 'windows'\n[cluster]", r"rollout\.in_flight: .* nearest is 'window'"),
         ("[cluster]", "[rollout]\nin_flight = 0\n[cluster]", r"rollout\.in_flight: 0 is neither .* nearest is 1"),
+        ("[cluster]", "[rollout]\nin_flight = 29.7\n[cluster]", r"in_flight: 29.7 is neither .* nearest is 30"),
+        ("[cluster]", "[rollout]\nin_flight = inf\n[cluster]", r"rollout\.in_flight: inf is neither .* nearest is"),
         ("[cluster]", "[rollout]\nin_flight = true\n[cluster]", r"rollout\.in_flight: True is neither"),
         ("mean = 8192", "mean = 8192, sigma = 50", r"response_tokens\.sigma: .*less than or equal to 5"),
         ("[cluster]", "[form]\nkind = 'asink'\n[cluster]", r"form\.kind"),

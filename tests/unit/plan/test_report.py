@@ -169,3 +169,13 @@ def test_several_plans_are_one_json_document() -> None:
     tree = tree_of(Ledger(PLAN), choose(PLAN), ())
     assert json.loads(as_json([tree]))["name"] == "test <plan>"
     assert [found["name"] for found in json.loads(as_json([tree, tree]))] == ["test <plan>"] * 2
+
+
+@pytest.mark.parametrize("name", ["671b_moe", "agentic_coding"])
+def test_a_formula_of_waiting_names_no_figure_that_is_printed_with_another_value(name: str) -> None:
+    plan = load(EXAMPLES / f"{name}.toml")
+    shown = sections(Ledger(plan), choose(plan))
+    printed = {figure.name: figure.value for figures in shown.values() for figure in figures}
+    used = {part.name: part.value for figure in shown["Waiting"] for part in figure.inputs}
+    assert {"generation_s.one_step", "training_s.one_step"} <= used.keys()
+    assert {part: value for part, value in used.items() if printed.get(part, value) != value} == {}
