@@ -143,7 +143,8 @@ class EgressProxy:
             await writer.drain()
             writer.write_eof()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(reader.read(), 5.0)
+                async with asyncio.timeout(5.0):
+                    await reader.read()
             return
         try:
             if first:

@@ -93,7 +93,8 @@ class Election:
     async def _try(self, work: Callable[[AsyncConnection], Awaitable[bool]]) -> bool:
         """A transaction's outcome; False also when the store does not answer soon."""
         try:
-            return await asyncio.wait_for(self._database.write(work), self._lease_s / 6)
+            async with asyncio.timeout(self._lease_s / 6):
+                return await self._database.write(work)
         except (sa.exc.SQLAlchemyError, OSError, TimeoutError) as error:
             log.warning("the store did not answer about who leads: %s", error)
             return False

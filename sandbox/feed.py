@@ -66,7 +66,8 @@ class Feed:
         page = await self._read(after)
         if not page.events and wait_s > 0:
             try:
-                await asyncio.wait_for(written.wait(), wait_s)
+                async with asyncio.timeout(wait_s):
+                    await written.wait()
             except TimeoutError:
                 return page
             page = await self._read(after)

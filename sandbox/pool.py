@@ -74,7 +74,8 @@ class Pool:
         """Make what is missing, renew what waits, end what is too much; runs until it is cancelled."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wanted.wait(), PAUSE_S)
+                async with asyncio.timeout(PAUSE_S):
+                    await self._wanted.wait()
             self._wanted.clear()
             try:
                 await self._fill()

@@ -69,7 +69,8 @@ class SandboxStore:
         if self._flusher is None:
             self._flusher = asyncio.create_task(self._flush(), name="sandbox-store")
         try:
-            await asyncio.wait_for(done, PATIENCE_S)
+            async with asyncio.timeout(PATIENCE_S):
+                await done
         except TimeoutError:
             raise ServiceUnavailable(f"the store has not answered for {PATIENCE_S:.0f} s") from None
 

@@ -127,7 +127,8 @@ async def _started(
             _signal_group(process, signal.SIGTERM)
             try:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), GRACE_S)
+                    async with asyncio.timeout(GRACE_S):
+                        await process.wait()
             finally:
                 _signal_group(process, signal.SIGKILL)
                 await process.wait()
@@ -141,7 +142,8 @@ def _signal_group(process: Process, number: signal.Signals) -> None:
 
 async def _ending(process: Process, limit_s: float) -> Stop:
     try:
-        status = await asyncio.wait_for(process.wait(), limit_s)
+        async with asyncio.timeout(limit_s):
+            status = await process.wait()
     except TimeoutError:
         return Stop.DEADLINE
     return Stop.ANSWERED if status == 0 else Stop.ERROR

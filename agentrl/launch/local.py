@@ -115,7 +115,8 @@ class Supervisor:
             self._watcher.process(role.name, "restarting")
             log.warning("%s was ended by %s: restart %d of %d", role.name, _cause(code), restarts, self._restarts)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), BACKOFF_S[min(in_a_row, len(BACKOFF_S) - 1)])
+                async with asyncio.timeout(BACKOFF_S[min(in_a_row, len(BACKOFF_S) - 1)]):
+                    await self._stopping.wait()
         self._watcher.process(role.name, "ended")
 
     def _gone(self, role: Role, process: Process, code: int, restarts: int) -> LaunchError:

@@ -54,7 +54,8 @@ class Process:
         if self._process.returncode is None:
             self._process.terminate()
             try:
-                await asyncio.wait_for(self._process.wait(), grace_s)
+                async with asyncio.timeout(grace_s):
+                    await self._process.wait()
             except TimeoutError:
                 self._kill_group()
                 await self._process.wait()

@@ -90,7 +90,8 @@ async def _follow(view: RunView, show: Callable[[], None], ended: asyncio.Event)
             await view.refresh()
             show()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), PERIOD_S)
+                async with asyncio.timeout(PERIOD_S):
+                    await ended.wait()
         await view.refresh()
         show()
     except Exception:
