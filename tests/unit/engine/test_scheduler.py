@@ -16,7 +16,8 @@ from agentrl.engine import scheduler as scheduler_module
 from agentrl.engine.scheduler import Scheduler
 from agentrl.engine.sequence import Sequence
 
-TOLERANCE = 1e-5
+TOLERANCE = 1e-4
+"""Of logprobs in float32, whose sums come out by some 1e-5 otherwise in a batch of another shape."""
 MakeScheduler = Callable[..., tuple[Scheduler, PreTrainedModel]]
 
 
