@@ -7,12 +7,16 @@ Invariant: a connection is reused only after its answer was read whole.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from agentrl.core.errors import Ran, ServiceUnavailable
+
+log = logging.getLogger(__name__)
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LONGEST_ANSWER = 1 << 30
@@ -142,3 +146,16 @@ def _checked(length: int) -> int:
     if not 0 <= length <= LONGEST_ANSWER:
         raise ValueError(f"an answer of {length} bytes")
     return length
+
+
+async def until_either(inward: Coroutine[Any, Any, None], outward: Coroutine[Any, Any, None], *, through: str) -> None:
+    """Both directions of a connection that something carries, until one ends; what broke it is logged."""
+    both = {asyncio.create_task(inward), asyncio.create_task(outward)}
+    try:
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for one in both:
+            one.cancel()
+        for ended in await asyncio.gather(*both, return_exceptions=True):
+            if isinstance(ended, Exception):
+                log.warning("a connection through %s broke: %s: %s", through, type(ended).__name__, ended)

@@ -23,7 +23,7 @@ from agentrl.core.types import SandboxSpec
 from sandbox.backends.docker.container import CONTROLLER, RUNTIME, Start
 from sandbox.backends.docker.engine import Engine, is_absent, is_busy
 from sandbox.backends.docker.hijack import Program, started
-from sandbox.channel import Stream
+from sandbox.channel import Stream, until_either
 from sandbox.runtime.carry import READY
 from sandbox.runtime.handoff import TOKEN
 from sandbox.runtime.interpreter import LOADER, SEALED, command
@@ -208,15 +208,7 @@ async def _both(program: Program, reader: asyncio.StreamReader, writer: asyncio.
                 writer.write(piece[1])
                 await writer.drain()
 
-    both = {asyncio.create_task(inward()), asyncio.create_task(outward())}
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for one in both:
-            one.cancel()
-        for ended in await asyncio.gather(*both, return_exceptions=True):
-            if isinstance(ended, Exception):
-                log.warning("a connection through the engine broke: %s: %s", type(ended).__name__, ended)
+    await until_either(inward(), outward(), through="the engine")
 
 
 def _archive(runtime: Path) -> bytes:

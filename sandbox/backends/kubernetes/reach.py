@@ -19,7 +19,7 @@ from agentrl.core.config import KubernetesConfig
 from agentrl.core.errors import AgentRLError
 from sandbox.backends.kubernetes.cluster import Cluster
 from sandbox.backends.kubernetes.manifests import CONTAINER, PORT, program
-from sandbox.channel import Stream
+from sandbox.channel import Stream, until_either
 from sandbox.runtime.carry import READY
 
 log = logging.getLogger(__name__)
@@ -124,14 +124,8 @@ async def _carry(messages: aiohttp.ClientWebSocketResponse, far: socket.socket, 
                 writer.write(message.data[1:])
                 await writer.drain()
 
-    both = {asyncio.create_task(inward()), asyncio.create_task(outward())}
     try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        await until_either(inward(), outward(), through="the API server")
     finally:
-        for one in both:
-            one.cancel()
-        for ended in await asyncio.gather(*both, return_exceptions=True):
-            if isinstance(ended, Exception):
-                log.warning("a connection through the API server broke: %s: %s", type(ended).__name__, ended)
         writer.transport.abort()
         await messages.close()
